@@ -1,0 +1,61 @@
+// File system port: the few whole-file and durability operations that the product's state rests on.
+// RealFileSystem() uses the host; FaultyFileSystem (fault_file_system.h) injects failures in tests.
+//
+// Errors: NotFound (ENOENT), PermissionDenied (EACCES, EPERM, EROFS), ResourceExhausted (ENOSPC,
+// EDQUOT, with the path, the bytes needed and the bytes free), DataLoss (EIO), otherwise Unknown.
+// Each message names the path. Thread-safe.
+#ifndef SOUP_ENGINE_BASE_FILE_SYSTEM_H_
+#define SOUP_ENGINE_BASE_FILE_SYSTEM_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace soup::engine {
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+
+  virtual absl::StatusOr<std::string> ReadFile(const std::string& path) const = 0;
+  virtual bool Exists(const std::string& path) const = 0;
+  virtual absl::StatusOr<int64_t> FileSize(const std::string& path) const = 0;
+  // Names in a directory, sorted, without . and ..
+  virtual absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) const = 0;
+  // Bytes that an unprivileged writer may still take on the file system that holds `path`.
+  virtual absl::StatusOr<int64_t> FreeBytes(const std::string& path) const = 0;
+
+  virtual absl::Status CreateDirectories(const std::string& path, int mode = 0700) = 0;
+  // Writes all of `data` (created or truncated) and fsyncs the file.
+  virtual absl::Status WriteFileSynced(const std::string& path, absl::string_view data) = 0;
+  // Appends all of `data`; `sync` fsyncs after.
+  virtual absl::Status AppendFile(const std::string& path, absl::string_view data, bool sync) = 0;
+  // rename(2), then fsync of the directory that holds `to`.
+  virtual absl::Status RenameSynced(const std::string& from, const std::string& to) = 0;
+  virtual absl::Status Truncate(const std::string& path, int64_t size) = 0;
+  // Removes a file; absent is OK.
+  virtual absl::Status Remove(const std::string& path) = 0;
+  // Removes a tree; absent is OK.
+  virtual absl::Status RemoveTree(const std::string& path) = 0;
+};
+
+FileSystem& RealFileSystem();
+
+// temp file beside `path`, fsync, rename, fsync of the directory: readers see the old or the new
+// whole. On any failure the temporary is removed and the old file stands.
+absl::Status WriteFileAtomically(FileSystem& fs, const std::string& path, absl::string_view data);
+
+// Status for an errno of an operation on a path; ENOSPC and EDQUOT become ResourceExhausted with
+// `needed_bytes` and the bytes free there.
+absl::Status ErrnoStatus(int error, absl::string_view operation, const std::string& path,
+                         int64_t needed_bytes = 0);
+
+std::string JoinPath(absl::string_view a, absl::string_view b);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_BASE_FILE_SYSTEM_H_

@@ -1,0 +1,95 @@
+// Where each tensor of a layer lies in its slab, and of the globals (embedding, final norm, head)
+// in theirs.
+//
+// A base is stored as slabs 0 .. layers-1 (one a layer, all of one layout) and slab `layers` (the
+// globals). Tensors start at multiples of 256 bytes. bf16: q, k, v lie row after row without a gap,
+// and gate, up likewise, so that each group is one GEMM in place. nf4: each matrix is quantised on
+// its own, as bitsandbytes does (block 64, nested block 256), and is dequantised into its rows of
+// the group's scratch. Norms, embedding and head are bf16 in every format. Plain values; any
+// thread.
+#ifndef SOUP_ENGINE_MODEL_LAYER_LAYOUT_H_
+#define SOUP_ENGINE_MODEL_LAYER_LAYOUT_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/model/model_spec.h"
+
+namespace soup::engine {
+
+enum class BaseFormat : uint8_t { kBf16, kNf4, kNf4DoubleQuant };
+// "bf16", "nf4", "nf4-dq": as in keys of the shard store and in the worker protocol.
+const char* BaseFormatName(BaseFormat format);
+absl::StatusOr<BaseFormat> ParseBaseFormat(absl::string_view name);
+
+// The linears of a layer, in slab order; also the possible LoRA targets.
+enum class Module : uint8_t { kQ, kK, kV, kO, kGate, kUp, kDown };
+inline constexpr int kModules = 7;
+// "q_proj" ...; and the path inside a layer: "self_attn.q_proj", "mlp.gate_proj".
+const char* ModuleName(Module m);
+const char* ModulePath(Module m);
+absl::StatusOr<Module> ParseModule(absl::string_view name);
+
+// Matrices that one GEMM covers.
+enum class Group : uint8_t { kQkv, kO, kGateUp, kDown };
+inline constexpr int kGroups = 4;
+
+inline constexpr int64_t kNf4Block = 64;
+inline constexpr int64_t kNf4NestedBlock = 256;
+
+// One matrix [rows, cols] (out, in) in a slab. Offsets are bytes from the slab's start; unused ones
+// are -1.
+struct MatrixLayout {
+  Module module = Module::kQ;
+  Group group = Group::kQkv;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t group_row = 0;  // first row in its group's stacked matrix
+  // bf16: the weights. nf4: packed codes, (rows*cols+1)/2 bytes, high nibble first.
+  int64_t data_offset = -1;
+  int64_t data_bytes = 0;
+  // nf4: absmax fp32 [blocks]. nf4-dq: absmax u8 [blocks], nested_absmax fp32 [nested blocks],
+  // offset fp32 [1].
+  int64_t absmax_offset = -1;
+  int64_t nested_absmax_offset = -1;
+  int64_t offset_offset = -1;
+  int64_t blocks() const { return (rows * cols + kNf4Block - 1) / kNf4Block; }
+  int64_t nested_blocks() const { return (blocks() + kNf4NestedBlock - 1) / kNf4NestedBlock; }
+};
+
+struct LayerLayout {
+  BaseFormat format = BaseFormat::kBf16;
+  std::array<MatrixLayout, kModules> matrices;  // index: Module
+  int64_t input_norm_offset = 0;                // bf16 [hidden]
+  int64_t post_attention_norm_offset = 0;       // bf16 [hidden]
+  int64_t bytes = 0;                            // the slab's payload, a multiple of 256
+
+  const MatrixLayout& matrix(Module m) const { return matrices[static_cast<int>(m)]; }
+};
+
+struct GlobalsLayout {
+  int64_t embedding_offset = 0;   // bf16 [vocab, hidden]
+  int64_t final_norm_offset = 0;  // bf16 [hidden]
+  int64_t head_offset = 0;  // bf16 [vocab, hidden]; equal to embedding_offset when the head is tied
+  int64_t bytes = 0;        // payload, a multiple of 256
+};
+
+LayerLayout MakeLayerLayout(const ModelSpec& spec, BaseFormat format);
+GlobalsLayout MakeGlobalsLayout(const ModelSpec& spec);
+
+// [rows, cols] of a group's stacked matrix.
+struct GroupShape {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+GroupShape MakeGroupShape(const ModelSpec& spec, Group group);
+
+// Hugging Face names: "model.layers.3.self_attn.q_proj.weight".
+std::string WeightName(int64_t layer, Module m);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_MODEL_LAYER_LAYOUT_H_

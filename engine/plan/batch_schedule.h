@@ -1,0 +1,66 @@
+// Which records make which micro-batch of which step: part of the numeric plan, a pure function of
+// its inputs.
+//
+// Each epoch visits every training record once in an order drawn from (seed, epoch); a step takes
+// the next `batch_size` records of that epoch (the last step of an epoch may be smaller). Within a
+// step, packing puts records into micro-batches of at most `micro_batch_tokens` by
+// first-fit-decreasing (ties: earlier record first); without packing a micro-batch holds one
+// record. A fraction of an epoch ends after round(fraction * records) records. Random order:
+// Fisher-Yates on Philox4x32-10, so any step can be found without replaying the ones before.
+// Immutable after Create; any thread.
+#ifndef SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_
+#define SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace soup::engine {
+
+struct BatchParams {
+  double epochs = 1.0;
+  int64_t max_steps = 0;  // 0: as many as the epochs hold
+  int32_t batch_size = 1;
+  bool packing = false;
+  int64_t micro_batch_tokens = 0;  // capacity of a packed micro-batch; >= the longest record
+  uint64_t seed = 0;
+  bool shuffle = true;
+};
+
+// Records of one micro-batch in the order they are packed, and their tokens together.
+struct MicroBatch {
+  std::vector<int32_t> records;
+  int64_t tokens = 0;
+};
+
+class BatchSchedule {
+ public:
+  // `lengths`: tokens of each record (>= 1). Errors: InvalidArgument (no records, a record longer
+  // than the capacity).
+  static absl::StatusOr<BatchSchedule> Create(std::vector<int32_t> lengths, BatchParams params);
+
+  int64_t steps() const { return steps_; }
+  int64_t records() const { return static_cast<int64_t>(lengths_.size()); }
+  // Micro-batches of step 1 .. steps(). Never empty.
+  std::vector<MicroBatch> Step(int64_t step) const;
+  // True when `step` is the last of an epoch (or of the run): validation runs after it.
+  bool EndsEpoch(int64_t step) const;
+  // The largest micro-batch of the run, in tokens, and the most micro-batches in a step.
+  int64_t max_micro_batch_tokens() const { return max_micro_batch_tokens_; }
+  int32_t max_micro_batches() const { return max_micro_batches_; }
+  int32_t max_records_in_micro_batch() const { return max_records_; }
+
+ private:
+  BatchSchedule() = default;
+  std::vector<int32_t> lengths_;
+  BatchParams params_;
+  int64_t steps_ = 0;
+  int64_t max_micro_batch_tokens_ = 0;
+  int32_t max_micro_batches_ = 0;
+  int32_t max_records_ = 0;
+};
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_

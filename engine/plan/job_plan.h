@@ -1,0 +1,118 @@
+// The plan of a job: the numeric plan (decides bits, frozen before step 0) and the placement plan
+// (must not), with the exact memory and the predicted time of a pass, before anything is allocated.
+// Pure functions; any thread.
+#ifndef SOUP_ENGINE_PLAN_JOB_PLAN_H_
+#define SOUP_ENGINE_PLAN_JOB_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/base/machine_profile.h"
+#include "engine/model/layer_layout.h"
+#include "engine/model/model_spec.h"
+#include "engine/plan/arena_layout.h"
+#include "engine/plan/batch_schedule.h"
+
+namespace soup::engine {
+
+struct LoraShape {
+  int32_t r = 0;
+  bool dropout = false;         // needs a scratch for the masked input
+  std::vector<Module> targets;  // sorted, unique, not empty
+};
+
+// All of a job that decides its numeric plan.
+struct JobShape {
+  ModelSpec model;
+  BaseFormat format = BaseFormat::kBf16;
+  LoraShape lora;
+  std::vector<int32_t> lengths;             // tokens of each training record
+  std::vector<int32_t> validation_lengths;  // empty: no validation
+  BatchParams batch;                        // micro_batch_tokens is chosen by MakeNumericPlan
+  int32_t max_length = 0;
+};
+
+// Frozen into the job's record. Equal text = equal bits on one machine.
+struct NumericPlan {
+  int32_t version = 1;
+  std::string backend;              // cpu | cuda
+  int64_t micro_batch_tokens = 0;   // capacity of a packed micro-batch
+  std::vector<int64_t> buckets;     // token counts that a work item is rounded up to, ascending
+  int64_t head_slice_rows = 0;      // vocabulary rows a head slice
+  int64_t max_supervised_rows = 0;  // rows of the loss buffers: the largest bucket
+  int32_t cpu_threads = 1;
+  std::string blas_core;
+
+  int64_t BucketFor(int64_t tokens) const;  // the smallest bucket >= tokens; 0 when none
+  std::string ToText() const;               // JSON, one line, keys sorted
+  static absl::StatusOr<NumericPlan> FromText(absl::string_view text);
+};
+
+// Errors: InvalidArgument (a record longer than the model's positions, no records).
+absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile);
+
+enum class Retention : uint8_t { kRecompute, kKeep };
+const char* RetentionName(Retention r);  // "recompute" | "keep"
+absl::StatusOr<Retention> ParseRetention(absl::string_view name);
+
+struct Placement {
+  int32_t slots = 2;  // all, resident ones included
+  int32_t resident_layers = 0;
+  Retention retention = Retention::kRecompute;
+  bool head_resident = false;  // the head kept in the arena instead of streamed by slices
+};
+
+// One job's share of a pass, as the memory plan sees it.
+struct PassJob {
+  std::string job_id;
+  LoraShape lora;
+  NumericPlan numeric;
+  // Buckets (tokens) of the work items of the pass, in order, and how many sequences each may hold.
+  std::vector<int64_t> item_tokens;
+  std::vector<int32_t> item_sequences;
+  bool train = true;
+};
+
+struct MemoryPlan {
+  Placement placement;
+  ArenaLayout arena;  // every buffer of the pass by name
+  int64_t arena_bytes() const { return arena.bytes; }
+};
+
+// The exact arena of one pass. Deterministic; grows monotonically with tokens, items, rank, slots
+// and resident layers.
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, BaseFormat format,
+                                      const std::vector<PassJob>& jobs, const Placement& placement);
+
+struct Forecast {
+  double step_seconds = 0;
+  double copy_seconds = 0;
+  double stall_seconds = 0;
+  int64_t copy_bytes = 0;
+  double tokens_per_second = 0;
+};
+absl::StatusOr<Forecast> ForecastPass(const ModelSpec& model, BaseFormat format,
+                                      const std::vector<PassJob>& jobs, const Placement& placement,
+                                      const MachineProfile& profile);
+
+// The placement with the shortest predicted pass whose arena fits `budget_bytes`. Errors:
+// ResourceExhausted, with the least budget that would do (also in `minimum_bytes` of
+// MinimumArenaBytes).
+absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat format,
+                                           const std::vector<PassJob>& jobs, int64_t budget_bytes,
+                                           const MachineProfile& profile);
+absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat format,
+                                          const std::vector<PassJob>& jobs);
+
+// The largest pass that one step of this job alone needs: the unit that must fit. When a step has
+// several micro-batches they may be run in several passes; the least pass is one micro-batch of the
+// largest bucket.
+PassJob LargestPass(const std::string& job_id, const JobShape& shape, const NumericPlan& plan,
+                    int32_t micro_batches_a_pass);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_PLAN_JOB_PLAN_H_

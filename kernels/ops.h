@@ -1,0 +1,255 @@
+// The ops of the engine: an args struct and a launcher each. kernels/cpu implements them in fp32
+// (the oracle), kernels/cuda in bf16 with fp32 accumulation.
+//
+// Rules for every op, on both sides:
+//   - row-major; T = packed tokens of one work item (bucket tail included), H hidden, I
+//   intermediate, D head_dim,
+//     Hq / Hkv query / key-value heads, R LoRA rank, V vocabulary.
+//   - "act" is the activation type: fp32 on the CPU, bf16 on CUDA. "wt" is the type of a GEMM's
+//   weight operand: fp32 on
+//     the CPU (widened from bf16), bf16 on CUDA. Pointers to them are void*.
+//   - no allocation, no synchronisation, no global state; bitwise repeatable: the result depends on
+//   the args' values and
+//     shapes only, never on addresses, thread timing or (for all but Gemm) thread count.
+//   - buffers do not overlap unless an arg says "in place".
+//   - std only here: this header is seen by every compiler of the project.
+#ifndef SOUP_KERNELS_OPS_H_
+#define SOUP_KERNELS_OPS_H_
+
+#include <cstdint>
+
+namespace soup::kernels {
+
+// y[i, :] = table[ids[i], :].  table bf16 [rows, H] (pinned host memory on CUDA), y act [T, H]. ids
+// in range: checked by the caller.
+struct GatherRowsArgs {
+  const uint16_t* table;
+  const int32_t* ids;  // [T]
+  void* y;
+  int64_t T, H;
+};
+
+// wt[i] = src[i] widened from bf16. CPU only does work; on CUDA bf16 weights are used in place.
+struct WidenArgs {
+  const uint16_t* src;
+  float* dst;
+  int64_t n;
+};
+
+// NF4 dequantisation of one matrix of n weights: w = bf16(code[nibble] * absmax[block]), block 64,
+// high nibble first (Dettmers et al., QLoRA, arXiv 2305.14314; bytes as bitsandbytes writes them).
+// Under double quantisation absmax[b] = nested_code[q[b]] * nested_absmax[b / 256] + offset, in
+// fp32 in that order (one rounding each). Result rounded to bf16 and stored as wt.
+struct Nf4DequantArgs {
+  const uint8_t* packed;       // [(n + 1) / 2]
+  const float* absmax;         // single: [blocks]; else null
+  const uint8_t* absmax_q;     // double: [blocks]; else null
+  const float* nested_absmax;  // double: [nested blocks]
+  const float* nested_offset;  // double: [1]
+  void* dst;                   // wt [n]
+  int64_t n;
+};
+
+// RMSNorm (Zhang & Sennrich, arXiv 1910.07467): y = x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps).
+struct RmsNormForwardArgs {
+  const void* x;           // act [T, H]
+  const uint16_t* weight;  // bf16 [H]
+  void* y;                 // act [T, H]
+  float* rstd;             // [T]
+  int64_t T, H;
+  float eps;
+};
+// dx (+)= dL/dx. The weight is frozen: no weight gradient. accumulate: dx += (residual branch),
+// else dx =.
+struct RmsNormBackwardArgs {
+  const void* dy;          // act [T, H]
+  const void* x;           // act [T, H]
+  const uint16_t* weight;  // bf16 [H]
+  const float* rstd;       // [T]
+  void* dx;                // act [T, H]
+  int64_t T, H;
+  bool accumulate;
+};
+
+// Rotary embedding in place on `heads` consecutive heads of each row (Su et al., arXiv 2104.09864;
+// halves layout, as Hugging Face): for i < D/2, (a, b) = (x[i], x[i + D/2]) -> (a cos - b sin, b
+// cos + a sin), angle = position * inv_freq[i]. inverse: rotates back (the backward).
+struct RopeArgs {
+  void* x;                          // act; row t starts at x + t * row_stride
+  const int32_t* positions;         // [T]
+  const float* inv_freq;            // [D / 2]
+  int64_t T, heads, D, row_stride;  // row_stride in elements
+  bool inverse;
+};
+
+// Causal attention over packed sequences: sequence s covers rows [cu[s], cu[s+1]); rows at and
+// after cu[S] are bucket tail: out = 0, lse = 0. GQA: query head h reads kv head h / (Hq / Hkv).
+// scale = 1 / sqrt(D) unless the family says otherwise. q, k, v are column ranges of one buffer:
+// row stride in elements.
+struct AttentionForwardArgs {
+  const void* q;  // act [T, Hq * D]
+  const void* k;  // act [T, Hkv * D]
+  const void* v;
+  int64_t row_stride;         // of q, k, v
+  void* out;                  // act [T, Hq * D], contiguous
+  float* lse;                 // [T, Hq] natural-log sum of exponentials of the scaled scores
+  const int32_t* cu_seqlens;  // [S + 1], host memory on the CPU
+  int64_t S, T, Hq, Hkv, D;
+  float scale;
+};
+// Backward of the above; probabilities are recomputed from lse (Dao et al., arXiv 2205.14135). dq,
+// dk, dv are written whole (tail rows: 0) with `grad_row_stride`. delta: scratch fp32 [T, Hq], row
+// sums of dout * out.
+struct AttentionBackwardArgs {
+  const void* q;
+  const void* k;
+  const void* v;
+  int64_t row_stride;
+  const void* out;
+  const void* dout;  // act [T, Hq * D], contiguous
+  const float* lse;
+  float* delta;
+  void* dq;
+  void* dk;
+  void* dv;
+  int64_t grad_row_stride;
+  const int32_t* cu_seqlens;
+  int64_t S, T, Hq, Hkv, D;
+  float scale;
+};
+
+// y = silu(gate) * up, gate_up act [T, 2 I] with gate in columns [0, I) (Shazeer, arXiv
+// 2002.05202).
+struct SwigluForwardArgs {
+  const void* gate_up;
+  void* y;  // act [T, I]
+  int64_t T, I;
+};
+// d_gate_up from dy; may run in place over gate_up (d_gate_up == gate_up).
+struct SwigluBackwardArgs {
+  const void* gate_up;
+  const void* dy;  // act [T, I]
+  void* d_gate_up;
+  int64_t T, I;
+};
+
+// C = alpha * op(A) * op(B) + beta * C, row-major with leading dimensions (elements).
+// op(A) is [M, K], op(B) is [K, N]. beta is 0, or 1 to accumulate; with beta 0 C's old bytes are
+// not read.
+enum class Operand : uint8_t { kAct, kWt, kF32 };  // element types: see the rules above
+struct GemmArgs {
+  bool transpose_a, transpose_b;
+  int64_t M, N, K;
+  float alpha, beta;
+  const void* A;
+  int64_t lda;
+  const void* B;
+  int64_t ldb;
+  void* C;
+  int64_t ldc;
+  Operand a_type, b_type, c_type;
+};
+
+// y = (accumulate ? y : 0) + scale * x, n elements of act.
+struct AxpyArgs {
+  const void* x;
+  void* y;
+  int64_t n;
+  float scale;
+  bool accumulate;
+};
+
+// LoRA dropout (inverted: kept elements are scaled by 1 / (1 - p)). The mask is a function of the
+// counter alone (Philox4x32-10, Salmon et al., SC 2011): key = seed, counter = (element / 4,
+// stream), lane element % 4; kept when the 32-bit draw >= p * 2^32. `stream` encodes (step,
+// micro-batch, layer, module), so recompute, resume and co-tenants agree.
+struct DropoutArgs {
+  const void* x;
+  void* y;  // may be x
+  int64_t n;
+  float p;
+  uint64_t seed;
+  uint64_t stream_hi, stream_lo;
+};
+
+// y[i, :] = x[rows[i], :]: supervised rows before the final norm.
+struct GatherActRowsArgs {
+  const void* x;
+  const int32_t* rows;  // [n]
+  void* y;              // act [n, H]
+  int64_t n, H;
+};
+// dx = 0 [T, H], then dx[rows[i], :] = dy[i, :]. rows are distinct.
+struct ScatterActRowsArgs {
+  const void* dy;  // act [n, H]
+  const int32_t* rows;
+  void* dx;  // act [T, H]
+  int64_t n, T, H;
+};
+
+// One vocabulary slice [v0, v0 + Vs) of the online cross entropy. In: logits fp32 [n, Vs] of the
+// slice. Per row i:
+//   m' = max(m, max(logits)); f = exp(m - m') (0 on the first slice); p = exp(logits - m') (written
+//   over logits, as the GEMM's A operand); l = l * f + sum(p); grad[i, :] *= f; if the target lies
+//   here, target_logit[i] = its logit.
+// The caller then does grad += p * W_slice (Gemm, beta 1). Milakov & Gimelshein, arXiv 1805.02867.
+// first: m, l and target_logit are initialised here and grad is set to 0. with_grad false: grad is
+// not touched (score items).
+struct LossSliceArgs {
+  float* logits;           // [n, Vs] in: logits; out: p
+  const int32_t* targets;  // [n]
+  float* m;                // [n]
+  float* l;                // [n]
+  float* target_logit;     // [n]
+  float* grad;             // fp32 [n, H]
+  int64_t n, H, v0, Vs;
+  bool first;
+  bool with_grad;
+};
+// target_row[i, :] = W[targets[i] - v0, :] for targets in the slice (others untouched). W wt [Vs,
+// H].
+struct LossTargetRowsArgs {
+  const void* weight;
+  const int32_t* targets;
+  void* target_row;  // wt [n, H]
+  int64_t n, H, v0, Vs;
+};
+// loss[i] = log(l) + m - target_logit; dh[i, :] = (grad[i, :] / l - target_row[i, :]) * scale. dh
+// act; null: loss only.
+struct LossFinishArgs {
+  const float* m;
+  const float* l;
+  const float* target_logit;
+  const float* grad;
+  const void* target_row;
+  float* loss;  // [n]
+  void* dh;     // act [n, H]
+  int64_t n, H;
+  float scale;
+};
+
+// Sum of squares of n fp32 values in fixed order (blocks of 1024, partial sums in double, blocks
+// summed in order); result[0] = sum. Not finite when any input is not finite.
+struct SumSquaresArgs {
+  const float* x;
+  int64_t n;
+  double* result;
+};
+
+// AdamW (Loshchilov & Hutter, arXiv 1711.05101) as torch.optim.AdamW: w *= 1 - lr * wd; m, v
+// updated with g * grad_scale; w -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps), bc = 1 - beta^t, t
+// from 1. All fp32 [n].
+struct AdamWArgs {
+  float* w;
+  float* m;
+  float* v;
+  const float* g;
+  int64_t n;
+  float lr, beta1, beta2, eps, weight_decay;
+  float grad_scale;  // clip coefficient
+  int64_t t;
+};
+
+}  // namespace soup::kernels
+
+#endif  // SOUP_KERNELS_OPS_H_
