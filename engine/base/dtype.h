@@ -7,7 +7,7 @@
 
 namespace soup::engine {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI64, kI32, kU8, kBool };
+enum class DType : uint8_t { kF32, kBF16, kF16, kI64, kI32, kU8, kBool, kF64 };
 
 constexpr int64_t DTypeBytes(DType t) {
   switch (t) {
@@ -18,6 +18,7 @@ constexpr int64_t DTypeBytes(DType t) {
     case DType::kF16:
       return 2;
     case DType::kI64:
+    case DType::kF64:
       return 8;
     case DType::kU8:
     case DType::kBool:
@@ -42,6 +43,8 @@ constexpr const char* DTypeName(DType t) {
       return "U8";
     case DType::kBool:
       return "BOOL";
+    case DType::kF64:
+      return "F64";
   }
   return "?";
 }
