@@ -1,0 +1,98 @@
+// From a user's files to a prepared dataset: reads JSONL, renders and tokenises each record, marks
+// what is supervised, writes dataset.sds. `soup-worker --prepare` runs this apart from soupd, since
+// the files, the template and the tokenizer are a stranger's.
+//
+// Formats: `text` {"text"}, `prompt_completion` {"prompt", "completion"}, `messages` {"messages":
+// [{"role", "content", "tool_calls"?}, ...], "tools"?}. `auto` takes the one that the first records
+// have, says why, and refuses a file that mixes them.
+//
+// Tokens: text and prompt/completion rows get one BOS (when the tokenizer has one) and one EOS;
+// prompt and completion are tokenised each alone; messages go through the model's own chat template
+// with special tokens off, and an assistant turn's words and end token are supervised
+// (train_on = "responses") or every token (train_on = "all"; text rows are always supervised
+// whole). Records longer than max_length are cut at the end. A record that is left with no
+// supervised target is skipped and counted.
+//
+// Memory: the tokenizer, 16 bytes a record, and one record at a time. Thread-safe: calls with
+// different output paths may run at once.
+#ifndef SOUP_ENGINE_DATA_PREPARE_H_
+#define SOUP_ENGINE_DATA_PREPARE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace soup::engine {
+
+struct PrepareOptions {
+  std::string tokenizer_dir;    // tokenizer.json, tokenizer_config.json, chat_template.jinja
+  std::string train_path;       // JSONL
+  std::string train_name;       // the user's name for it, for messages; empty: train_path
+  std::string validation_path;  // empty: no validation file
+  std::string validation_name;
+  double validation_fraction = 0;  // 0 .. 0.5, by record, drawn from `seed`; not with a file
+
+  std::string format = "auto";         // auto | text | prompt_completion | messages
+  std::string train_on = "responses";  // responses | all
+  int32_t max_length = 2048;           // tokens, BOS and EOS included
+  uint64_t seed = 42;
+  int64_t vocab_size = 0;  // ids must lie below; 0: not checked
+
+  std::string output_path;      // prepared dataset; empty: report only
+  int32_t preview_records = 0;  // training records to show token by token
+  int64_t max_line_bytes = 8 << 20;
+  int32_t max_bad_records = 0;  // records that may be left out because of their own errors; past
+                                // it the first errors are returned. 0: the first one stops
+};
+
+struct PreviewToken {
+  int32_t id = 0;
+  std::string text;  // as decoded alone; U+FFFD stands for bytes that are no whole character
+  bool supervised = false;
+};
+
+struct PreviewRecord {
+  int64_t line = 0;
+  std::vector<PreviewToken> tokens;
+  bool truncated = false;
+};
+
+// Fields as soup.v1.DatasetReport, counted over training records unless said otherwise.
+struct DatasetReport {
+  int64_t records = 0;
+  int64_t validation_records = 0;
+  int64_t tokens = 0;
+  int64_t supervised_tokens = 0;      // targets: supervised and not first of their record
+  int64_t truncated_records = 0;      // training and validation
+  int64_t skipped_records = 0;        // training and validation: no supervised target, or bad
+  int64_t longest_record_tokens = 0;  // training and validation, after truncation
+  std::string format;                 // what was taken
+  std::string format_reason;          // and why
+  std::vector<std::string> warnings;  // bounded: at most 32, the lines they name at most 10 each
+};
+
+struct PrepareReport {
+  DatasetReport dataset;
+  std::vector<int32_t> lengths;             // tokens of each training record, in file order
+  std::vector<int32_t> validation_lengths;  // tokens of each validation record
+  std::vector<PreviewRecord> preview;
+  std::vector<int64_t> length_histogram;  // training records with a length in [2^i, 2^(i+1))
+};
+
+// stage: "tokenizer", "tokenise train", "tokenise validation"; done and total in bytes of the file.
+// Return false to stop (status Cancelled).
+using PrepareProgress = std::function<bool(absl::string_view stage, int64_t done, int64_t total)>;
+
+// Errors: InvalidArgument (options, data, tokenizer, template; names file, line and remedy),
+// NotFound, ResourceExhausted (disk), Cancelled. Nothing is left at output_path on an error.
+absl::StatusOr<PrepareReport> PrepareDataset(const PrepareOptions& options,
+                                             const PrepareProgress& progress = nullptr);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DATA_PREPARE_H_
