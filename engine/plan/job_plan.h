@@ -65,20 +65,38 @@ struct Placement {
   bool head_resident = false;  // the head kept in the arena instead of streamed by slices
 };
 
-// One job's share of a pass, as the memory plan sees it.
+// One work item as the memory plan sees it: a micro-batch of one job.
+struct PassItem {
+  int64_t tokens = 0;     // its bucket (NumericPlan::BucketFor of the micro-batch's tokens)
+  int32_t sequences = 0;  // records packed in it
+  bool train = true;      // false: score, no gradient
+};
+
+// One job's share of a pass. A job stands in a pass once.
 struct PassJob {
   std::string job_id;
   LoraShape lora;
   NumericPlan numeric;
-  // Buckets (tokens) of the work items of the pass, in order, and how many sequences each may hold.
-  std::vector<int64_t> item_tokens;
-  std::vector<int32_t> item_sequences;
-  bool train = true;
+  std::vector<PassItem> items;  // in micro-batch order
 };
+
+// The micro-batches of a job: training steps, and validation (one "step" of all validation records
+// in file order; an empty schedule cannot be made: call only when there are such records).
+absl::StatusOr<BatchSchedule> MakeTrainSchedule(const JobShape& shape, const NumericPlan& plan);
+absl::StatusOr<BatchSchedule> MakeValidationSchedule(const JobShape& shape,
+                                                     const NumericPlan& plan);
+// Micro-batches [first, first + count) of a step as pass items; `count` < 0: to the end. Soupd and
+// the worker both make a pass's items by this function, so their memory plans are equal.
+// Errors: InvalidArgument (a range outside the step, a micro-batch longer than every bucket).
+absl::StatusOr<std::vector<PassItem>> MakePassItems(const std::vector<MicroBatch>& step,
+                                                    const NumericPlan& plan, int32_t first,
+                                                    int32_t count, bool train);
 
 struct MemoryPlan {
   Placement placement;
-  ArenaLayout arena;  // every buffer of the pass by name
+  ArenaLayout arena;             // every buffer of the pass by name
+  int64_t persistent_bytes = 0;  // the part from offset 0 that does not depend on the items: slots,
+                                 // resident head, adapters' states
   int64_t arena_bytes() const { return arena.bytes; }
 };
 
@@ -107,9 +125,9 @@ absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat fo
 absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat format,
                                           const std::vector<PassJob>& jobs);
 
-// The largest pass that one step of this job alone needs: the unit that must fit. When a step has
-// several micro-batches they may be run in several passes; the least pass is one micro-batch of the
-// largest bucket.
+// A pass at least as large as any that this job alone makes with `micro_batches_a_pass` items: that
+// many micro-batches of the largest bucket (train and validation looked at). The job fits a budget
+// when this pass with one item fits: a step's micro-batches may be run in several passes.
 PassJob LargestPass(const std::string& job_id, const JobShape& shape, const NumericPlan& plan,
                     int32_t micro_batches_a_pass);
 
