@@ -1,0 +1,88 @@
+// CpuContext: what CPU ops run on. A persistent pool of threads, scratch of fixed size a thread,
+// and the BLAS library's thread count, all made once; ops allocate nothing.
+//
+// One context a process is meant (OpenBLAS's thread count is the process's). Ops of one context
+// must not run at the same time: the engine's compute thread owns it. Construction and destruction
+// on any thread.
+//
+// No op's result depends on the pool's size or on which thread takes which item, except Gemm's,
+// which depends on the BLAS thread count: that is why both are part of the machine profile.
+#ifndef SOUP_KERNELS_CPU_CONTEXT_H_
+#define SOUP_KERNELS_CPU_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace soup::kernels::cpu {
+
+// Largest head dimension that attention and rope accept; scratch is sized by it.
+inline constexpr int64_t kMaxHeadDim = 256;
+
+struct CpuContextOptions {
+  int threads = 0;       // pool size, the caller's thread included; 0: hardware concurrency
+  int blas_threads = 0;  // 0: as `threads`
+};
+
+class CpuContext {
+ public:
+  explicit CpuContext(const CpuContextOptions& options = {});
+  ~CpuContext();
+  CpuContext(const CpuContext&) = delete;
+  CpuContext& operator=(const CpuContext&) = delete;
+
+  int threads() const;
+  // What OpenBLAS says it uses after it was set (it may have been built for fewer).
+  int blas_threads() const;
+
+  // For the ops' own use.
+
+  // fn(begin, end, thread) over [0, n) cut into `threads()` contiguous parts whose lengths are
+  // multiples of `grain` (all but the last). Runs on the caller alone when n <= grain.
+  template <typename Fn>
+  void ParallelRange(int64_t n, int64_t grain, const Fn& fn) {
+    RunRange(n, grain, &CallRange<Fn>, &fn);
+  }
+  // fn(task, thread) for every task in [0, n), taken one by one by whichever thread is free.
+  template <typename Fn>
+  void ParallelTasks(int64_t n, const Fn& fn) {
+    RunTasks(n, &CallTask<Fn>, &fn);
+  }
+  // 64-byte aligned, kScratchFloats long; one a thread.
+  float* scratch(int thread);
+  // Partial sums of reductions, kPartials long.
+  double* partials();
+
+  static constexpr int64_t kScratchFloats = 96 * 1024;
+  static constexpr int64_t kPartials = 4096;
+
+ private:
+  using RangeFn = void (*)(const void* fn, int64_t begin, int64_t end, int thread);
+  using TaskFn = void (*)(const void* fn, int64_t task, int thread);
+  template <typename Fn>
+  static void CallRange(const void* fn, int64_t begin, int64_t end, int thread) {
+    (*static_cast<const Fn*>(fn))(begin, end, thread);
+  }
+  template <typename Fn>
+  static void CallTask(const void* fn, int64_t task, int thread) {
+    (*static_cast<const Fn*>(fn))(task, thread);
+  }
+  void RunRange(int64_t n, int64_t grain, RangeFn call, const void* fn);
+  void RunTasks(int64_t n, TaskFn call, const void* fn);
+
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// OpenBLAS's core type ("Haswell", "SkylakeX", "Zen", ...): with the thread count it decides Gemm's
+// bits. Chosen once a process from the CPU, or by $OPENBLAS_CORETYPE.
+std::string BlasCoreName();
+
+// Widest vector instructions the ops use here: "avx512", "avx2" or "base". Decides no bits (the ops
+// do the same operations in the same order on each); for `soupctl node` and benchmarks.
+const char* SimdName();
+
+}  // namespace soup::kernels::cpu
+
+#endif  // SOUP_KERNELS_CPU_CONTEXT_H_
