@@ -1,6 +1,12 @@
 // Lays named buffers with known lifetimes out in one allocation. Two buffers may share bytes only
 // when their lifetimes do not meet. Deterministic: equal requests give equal offsets. Pure; any
 // thread.
+//
+// Buffers that live from the first op to the last of all requests lie at the bottom, in request
+// order: a caller that asks for its slots first finds them at the same addresses in every pass,
+// whatever else the pass holds. The rest is placed by lowest fit, in the best of several orders
+// (among them: longest lifetime first, which is exact for nested lifetimes), and improved by a
+// bounded search when the result lies above the lower bound.
 #ifndef SOUP_ENGINE_PLAN_ARENA_LAYOUT_H_
 #define SOUP_ENGINE_PLAN_ARENA_LAYOUT_H_
 
@@ -8,9 +14,9 @@
 #include <string>
 #include <vector>
 
-namespace soup::engine {
+#include "engine/base/arena_layout.h"
 
-inline constexpr int64_t kArenaAlignment = 256;
+namespace soup::engine {
 
 // Live from the start of op `first` to the end of op `last` (inclusive) on the pass's abstract time
 // line.
@@ -22,21 +28,11 @@ struct BufferRequest {
   int32_t last = 0;
 };
 
-struct BufferPlacement {
-  std::string name;
-  std::string what;
-  int64_t offset = 0;
-  int64_t bytes = 0;  // rounded up to kArenaAlignment
-  int32_t first = 0;
-  int32_t last = 0;
-};
-
-struct ArenaLayout {
-  std::vector<BufferPlacement> buffers;  // in request order
-  int64_t bytes = 0;                     // high-water mark
-};
-
+// Requests with a repeated name, negative bytes or first > last are our own mistakes: CHECK.
 ArenaLayout LayOutArena(const std::vector<BufferRequest>& requests);
+
+// The most bytes that are live in one op: no layout can be smaller.
+int64_t ArenaLowerBound(const std::vector<BufferRequest>& requests);
 
 }  // namespace soup::engine
 

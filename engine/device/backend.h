@@ -1,0 +1,106 @@
+// Backend: what a pass runs on. One executor drives it, on the CPU and on CUDA alike.
+//
+// A backend has one compute stream, on which every launcher below runs in call order, and one copy
+// stream, on which slabs move from the host store into slots. The CPU backend computes inline in
+// the calling thread (its compute stream *is* the caller) and copies in a thread of its own.
+//
+// Launchers forward an args struct of kernels/ops.h and return nothing: an error of a launch or of
+// the device sticks and is told by status() (cheap, asked once a layer) and by Synchronize().
+// Pointers in args are device pointers of the arena (host pointers on the CPU) unless ops.h says
+// otherwise.
+//
+// Thread-safety: one thread drives a backend; counters() may be read from any thread. Events and
+// the arena must not outlive it.
+#ifndef SOUP_ENGINE_DEVICE_BACKEND_H_
+#define SOUP_ENGINE_DEVICE_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/base/dtype.h"
+#include "engine/device/arena.h"
+#include "engine/device/event.h"
+#include "kernels/ops.h"
+
+namespace soup::engine {
+
+// Sums since the backend was made. A pass's share is a difference of two readings.
+struct BackendCounters {
+  int64_t copy_bytes = 0;        // host -> device on the copy stream
+  double copy_busy_seconds = 0;  // time in which the copy stream moved bytes
+  double stall_seconds = 0;      // time in which compute waited for a copy
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const char* name() const = 0;  // "cpu" | "cuda", as in NumericPlan::backend
+  // Type of activations ("act") and of a GEMM's weight operand ("wt") of kernels/ops.h.
+  virtual DType activation_type() const = 0;
+  virtual DType weight_type() const = 0;
+
+  // Memory
+  // ----------------------------------------------------------------------------------------- The
+  // process's one device allocation. Errors: ResourceExhausted, with the bytes asked for.
+  virtual absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) = 0;
+
+  // Streams and events
+  // -----------------------------------------------------------------------------
+  virtual StreamView compute_stream() = 0;
+  virtual StreamView copy_stream() = 0;
+  virtual Event MakeEvent() = 0;
+  // Marks the stream's present end. Errors: DeadlineExceeded (the copy queue stays full).
+  virtual absl::Status Record(Event& event, StreamView stream) = 0;
+  // What `stream` is given from now on waits for the event's last record. On the compute stream
+  // the time waited counts as stall; on the CPU the caller waits here. Errors: DeadlineExceeded
+  // when the wait limit of the backend runs out, Aborted when the copy stream has failed.
+  virtual absl::Status Wait(StreamView stream, const Event& event) = 0;
+  // The caller waits. Errors: DeadlineExceeded.
+  virtual absl::Status HostWait(const Event& event, absl::Duration timeout) = 0;
+  // Waits until both streams are idle and tells the sticky error, if any.
+  virtual absl::Status Synchronize(absl::Duration timeout) = 0;
+  virtual absl::Status status() const = 0;
+  virtual BackendCounters counters() const = 0;
+
+  // Copies
+  // ----------------------------------------------------------------------------------------- `src`
+  // is host memory and must stay unchanged until the copy is done. On the compute stream the copy
+  // is ordered with the launchers. Errors: DeadlineExceeded (the copy queue stays full).
+  virtual absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
+                                         StreamView stream) = 0;
+  // Compute stream. Done when a later Synchronize or HostWait returns.
+  virtual absl::Status CopyToHostAsync(void* dst, const void* src, int64_t bytes) = 0;
+  virtual void CopyOnDevice(void* dst, const void* src, int64_t bytes) = 0;
+  virtual void FillZero(void* dst, int64_t bytes) = 0;
+
+  // Ops (kernels/ops.h)
+  // ----------------------------------------------------------------------------
+  virtual void GatherRows(const kernels::GatherRowsArgs& args) = 0;
+  virtual void Widen(const kernels::WidenArgs& args) = 0;
+  virtual void Nf4Dequant(const kernels::Nf4DequantArgs& args) = 0;
+  virtual void RmsNormForward(const kernels::RmsNormForwardArgs& args) = 0;
+  virtual void RmsNormBackward(const kernels::RmsNormBackwardArgs& args) = 0;
+  virtual void Rope(const kernels::RopeArgs& args) = 0;
+  virtual void AttentionForward(const kernels::AttentionForwardArgs& args) = 0;
+  virtual void AttentionBackward(const kernels::AttentionBackwardArgs& args) = 0;
+  virtual void SwigluForward(const kernels::SwigluForwardArgs& args) = 0;
+  virtual void SwigluBackward(const kernels::SwigluBackwardArgs& args) = 0;
+  virtual void Gemm(const kernels::GemmArgs& args) = 0;
+  virtual void Axpy(const kernels::AxpyArgs& args) = 0;
+  virtual void Dropout(const kernels::DropoutArgs& args) = 0;
+  virtual void GatherActRows(const kernels::GatherActRowsArgs& args) = 0;
+  virtual void ScatterActRows(const kernels::ScatterActRowsArgs& args) = 0;
+  virtual void LossSlice(const kernels::LossSliceArgs& args) = 0;
+  virtual void LossTargetRows(const kernels::LossTargetRowsArgs& args) = 0;
+  virtual void LossFinish(const kernels::LossFinishArgs& args) = 0;
+  virtual void SumSquares(const kernels::SumSquaresArgs& args) = 0;
+  virtual void AdamW(const kernels::AdamWArgs& args) = 0;
+};
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DEVICE_BACKEND_H_
