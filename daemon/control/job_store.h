@@ -36,7 +36,7 @@ namespace soup::daemon {
 
 // A job as the store knows it. Steps done and the last loss come from the step log.
 struct JobRecord {
-  std::string id;  // "j-" + 20 characters, sorts by creation
+  std::string id;  // "j-" + 14 characters, sorts by creation
   soup::v1::JobSpec spec;
   std::string user;  // "uid:1000" over the unix socket, the token file's name over TCP
   JobState state = soup::v1::QUEUED;
@@ -49,7 +49,11 @@ struct JobRecord {
   int64_t last_sequence = 0;
   int32_t attempts = 0;       // times it entered RUNNING
   int32_t device_losses = 0;  // Interrupted with WORKER_LOST or DEVICE_LOST while RUNNING, in a row
-  int64_t running_ms = 0;     // time in RUNNING over earlier attempts (time limit)
+  // Time of earlier attempts (time limit). An attempt lasts from RUNNING until the job is no longer
+  // RUNNING, PAUSING, CANCELLING or FINALIZING; one cut by a death of soupd (Interrupted without a
+  // reason) is not counted: nobody knows when it ended.
+  int64_t running_ms = 0;
+  int64_t attempt_started_unix_ms = 0;  // of the attempt under way; 0: none
   // Known once it is prepared; all of it is written by UpdateJob.
   std::string base_real_path;    // resolved at submit
   std::string base_fingerprint;  // hex
@@ -73,6 +77,7 @@ struct JobUpdate {
   std::optional<int64_t> planned_arena_bytes;
   std::optional<std::string> orchestration;
   std::optional<int32_t> device_losses;  // set to 0 after a step was done
+  std::optional<int64_t> running_ms;     // after a restart of soupd, from the step log
   std::vector<std::string>
       add_warnings;  // appended; one that is there is not repeated; at most 100 are kept
 };
@@ -121,8 +126,25 @@ class JobStore {
 
   virtual absl::Status UpdateJob(const std::string& job_id, const JobUpdate& update) = 0;
 
-  // Answers of mutations other than Submit, by (user, request id): returns the digest stored
-  // before, or stores `digest`. AlreadyExists when they differ.
+  // A user's pause, resume or cancel (kPauseRequested, kResumeRequested, kCancelRequested): judged
+  // (JudgeRequest), applied and remembered under the request id in one transaction. A request id
+  // that was served before changes nothing (`applied` false), with another digest it is
+  // AlreadyExists.
+  struct RequestKey {
+    std::string user;
+    std::string request_id;  // empty: not remembered
+    std::string digest;      // of the whole payload
+  };
+  struct RequestResult {
+    JobRecord job;
+    bool applied = false;
+  };
+  virtual absl::StatusOr<RequestResult> ApplyRequest(const std::string& job_id, JobTrigger request,
+                                                     const std::string& message,
+                                                     const RequestKey& key) = 0;
+
+  // For mutations that are idempotent by nature (cache): stores `digest` under (user, request id);
+  // AlreadyExists when another one is there.
   virtual absl::Status RememberRequest(const std::string& user, const std::string& request_id,
                                        const std::string& digest) = 0;
 
