@@ -24,6 +24,11 @@ struct LoraShape {
   std::vector<Module> targets;  // sorted, unique, not empty
 };
 
+// Width of a linear's input and output, and the elements of a whole adapter (all A and B).
+int64_t ModuleInput(const ModelSpec& model, Module module);
+int64_t ModuleOutput(const ModelSpec& model, Module module);
+int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora);
+
 // All of a job that decides its numeric plan.
 struct JobShape {
   ModelSpec model;
@@ -105,6 +110,8 @@ struct MemoryPlan {
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, BaseFormat format,
                                       const std::vector<PassJob>& jobs, const Placement& placement);
 
+// Rates that the profile has not measured (0) count as low ones. Tokens count as if all were
+// supervised.
 struct Forecast {
   double step_seconds = 0;
   double copy_seconds = 0;

@@ -1,0 +1,205 @@
+// The numeric plan: all that decides bits, chosen from the job's shape and the machine, never from
+// a budget; and the micro-batches and pass items that follow from it.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/plan/job_plan.h"
+
+namespace soup::engine {
+namespace {
+
+// Short records are packed into micro-batches of about this many tokens: enough rows for the GEMMs
+// to reach their rate and to share the widening of the weights, few enough to keep the memory of
+// one work item small.
+constexpr int64_t kCpuMicroBatchTokens = 1024;
+// Logits of one slice are fp32 [rows, slice]: small enough to stay near the caches.
+constexpr int64_t kMaxHeadSliceRows = 2048;
+constexpr int kNumericPlanVersion = 1;
+
+int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// The distance between buckets around n: 1/32 of the power of two below, at least 8 and at most
+// 256, so that the mean tail is under 1.1 % of a micro-batch of 256 tokens or more.
+int64_t BucketStep(int64_t n) {
+  int64_t power = 1;
+  while (power * 2 <= n) power *= 2;
+  return std::clamp<int64_t>(power / 32, 8, 256);
+}
+
+std::vector<int64_t> MakeBuckets(int64_t capacity) {
+  std::vector<int64_t> buckets;
+  int64_t n = 0;
+  while (n < capacity) {
+    n += BucketStep(std::max<int64_t>(n, 1));
+    buckets.push_back(n);
+  }
+  return buckets;
+}
+
+int64_t Longest(const JobShape& shape) {
+  int64_t longest = 0;
+  for (int32_t n : shape.lengths) longest = std::max<int64_t>(longest, n);
+  for (int32_t n : shape.validation_lengths) longest = std::max<int64_t>(longest, n);
+  return longest;
+}
+
+}  // namespace
+
+int64_t NumericPlan::BucketFor(int64_t tokens) const {
+  const auto it = std::lower_bound(buckets.begin(), buckets.end(), tokens);
+  return it == buckets.end() ? 0 : *it;
+}
+
+std::string NumericPlan::ToText() const {
+  const nlohmann::json j = {{"version", version},
+                            {"backend", backend},
+                            {"micro_batch_tokens", micro_batch_tokens},
+                            {"buckets", buckets},
+                            {"head_slice_rows", head_slice_rows},
+                            {"max_supervised_rows", max_supervised_rows},
+                            {"cpu_threads", cpu_threads},
+                            {"blas_core", blas_core}};
+  return j.dump();
+}
+
+absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
+  const auto j = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
+  if (!j.is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat("numeric plan: not a JSON object: ", text));
+  }
+  static const char* const kKeys[] = {"version",         "backend",
+                                      "buckets",         "micro_batch_tokens",
+                                      "head_slice_rows", "max_supervised_rows",
+                                      "cpu_threads",     "blas_core"};
+  for (const char* key : kKeys) {
+    if (!j.contains(key)) {
+      return absl::InvalidArgumentError(absl::StrCat("numeric plan: no key ", key));
+    }
+  }
+  if (j.size() != std::size(kKeys)) {
+    return absl::InvalidArgumentError(absl::StrCat("numeric plan: an unknown key in ", text));
+  }
+  NumericPlan plan;
+  try {
+    plan.version = j["version"].get<int32_t>();
+    plan.backend = j["backend"].get<std::string>();
+    plan.micro_batch_tokens = j["micro_batch_tokens"].get<int64_t>();
+    plan.buckets = j["buckets"].get<std::vector<int64_t>>();
+    plan.head_slice_rows = j["head_slice_rows"].get<int64_t>();
+    plan.max_supervised_rows = j["max_supervised_rows"].get<int64_t>();
+    plan.cpu_threads = j["cpu_threads"].get<int32_t>();
+    plan.blas_core = j["blas_core"].get<std::string>();
+  } catch (const nlohmann::json::exception& e) {
+    return absl::InvalidArgumentError(absl::StrCat("numeric plan: ", e.what()));
+  }
+  if (plan.version != kNumericPlanVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("numeric plan: version ", plan.version,
+                                                   "; this build makes and runs version ",
+                                                   kNumericPlanVersion, ": submit the job again"));
+  }
+  const bool ascending = std::is_sorted(plan.buckets.begin(), plan.buckets.end()) &&
+                         !plan.buckets.empty() && plan.buckets.front() > 0;
+  if (!ascending || plan.head_slice_rows <= 0 || plan.cpu_threads <= 0 ||
+      plan.micro_batch_tokens <= 0 || plan.micro_batch_tokens > plan.buckets.back() ||
+      plan.max_supervised_rows <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat("numeric plan: values out of range: ", text));
+  }
+  return plan;
+}
+
+absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile) {
+  if (profile.backend != "cpu") {
+    return absl::UnimplementedError(absl::StrCat(
+        "backend \"", profile.backend, "\" has no numeric plan in this build; supported: cpu"));
+  }
+  if (shape.lengths.empty()) {
+    return absl::InvalidArgumentError("the dataset has no training record");
+  }
+  const int64_t longest = Longest(shape);
+  if (shape.model.max_position > 0 && longest > shape.model.max_position) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a record of ", longest, " tokens is longer than the model's ", shape.model.max_position,
+        " positions: lower data.max_length to ", shape.model.max_position, " or less"));
+  }
+  NumericPlan plan;
+  plan.version = kNumericPlanVersion;
+  plan.backend = profile.backend;
+  const int64_t target =
+      shape.batch.packing ? std::max(longest, kCpuMicroBatchTokens) : std::max<int64_t>(longest, 1);
+  plan.buckets = MakeBuckets(target);
+  // A full micro-batch has no tail.
+  plan.micro_batch_tokens = plan.buckets.back();
+  plan.max_supervised_rows = plan.buckets.back();
+  plan.head_slice_rows =
+      std::min(kMaxHeadSliceRows, RoundUp((shape.model.vocab + 3) / 4, int64_t{16}));
+  plan.cpu_threads = std::max(profile.cpu_threads, 1);
+  plan.blas_core = profile.blas_core;
+  return plan;
+}
+
+absl::StatusOr<BatchSchedule> MakeTrainSchedule(const JobShape& shape, const NumericPlan& plan) {
+  BatchParams params = shape.batch;
+  params.micro_batch_tokens = plan.micro_batch_tokens;
+  return BatchSchedule::Create(shape.lengths, params);
+}
+
+absl::StatusOr<BatchSchedule> MakeValidationSchedule(const JobShape& shape,
+                                                     const NumericPlan& plan) {
+  BatchParams params;
+  params.epochs = 1.0;
+  params.batch_size = static_cast<int32_t>(shape.validation_lengths.size());
+  params.packing = shape.batch.packing;
+  params.micro_batch_tokens = plan.micro_batch_tokens;
+  params.shuffle = false;
+  return BatchSchedule::Create(shape.validation_lengths, params);
+}
+
+absl::StatusOr<std::vector<PassItem>> MakePassItems(const std::vector<MicroBatch>& step,
+                                                    const NumericPlan& plan, int32_t first,
+                                                    int32_t count, bool train) {
+  const int32_t total = static_cast<int32_t>(step.size());
+  const int32_t end = count < 0 ? total : first + count;
+  if (first < 0 || first >= end || end > total) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("micro-batches [", first, ", ", end, ") do not lie in a step of ", total));
+  }
+  std::vector<PassItem> items;
+  for (int32_t i = first; i < end; ++i) {
+    PassItem item;
+    item.tokens = plan.BucketFor(step[i].tokens);
+    item.sequences = static_cast<int32_t>(step[i].records.size());
+    item.train = train;
+    if (item.tokens == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("a micro-batch of ", step[i].tokens,
+                                                     " tokens is larger than the largest bucket, ",
+                                                     plan.buckets.back()));
+    }
+    items.push_back(item);
+  }
+  return items;
+}
+
+PassJob LargestPass(const std::string& job_id, const JobShape& shape, const NumericPlan& plan,
+                    int32_t micro_batches_a_pass) {
+  PassJob job;
+  job.job_id = job_id;
+  job.lora = shape.lora;
+  job.numeric = plan;
+  PassItem item;
+  int32_t micro_batches = 1;
+  const auto look = [&](const absl::StatusOr<BatchSchedule>& schedule) {
+    if (!schedule.ok()) return;
+    item.tokens = std::max(item.tokens, plan.BucketFor(schedule->max_micro_batch_tokens()));
+    item.sequences = std::max(item.sequences, schedule->max_records_in_micro_batch());
+    micro_batches = std::max(micro_batches, schedule->max_micro_batches());
+  };
+  look(MakeTrainSchedule(shape, plan));
+  if (!shape.validation_lengths.empty()) look(MakeValidationSchedule(shape, plan));
+  job.items.assign(std::max(1, std::min(micro_batches_a_pass, micro_batches)), item);
+  return job;
+}
+
+}  // namespace soup::engine
