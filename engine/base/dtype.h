@@ -63,6 +63,22 @@ inline uint16_t F32ToBf16(float f) {
   return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
+// IEEE half -> fp32, exact.
+inline float F16ToF32(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1fu;
+  const uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24, exact in fp32
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  const uint32_t u = exponent == 0x1fu ? sign | 0x7f800000u | (mantissa << 13)
+                                       : sign | ((exponent + 112u) << 23) | (mantissa << 13);
+  float f;
+  std::memcpy(&f, &u, sizeof f);
+  return f;
+}
+
 }  // namespace soup::engine
 
 #endif  // SOUP_ENGINE_BASE_DTYPE_H_

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/base/unique_fd.h"
 
 namespace soup::engine {
 
@@ -34,11 +35,6 @@ struct FileStamp {
 class ConfinedFile {
  public:
   static absl::StatusOr<ConfinedFile> Open(const std::string& path, const AllowedRoots& roots = {});
-  ConfinedFile(ConfinedFile&& other) noexcept;
-  ConfinedFile& operator=(ConfinedFile&& other) noexcept;
-  ConfinedFile(const ConfinedFile&) = delete;
-  ConfinedFile& operator=(const ConfinedFile&) = delete;
-  ~ConfinedFile();
 
   const std::string& path() const { return path_; }            // as given
   const std::string& real_path() const { return real_path_; }  // where it lies
@@ -53,7 +49,7 @@ class ConfinedFile {
 
  private:
   ConfinedFile() = default;
-  int fd_ = -1;
+  UniqueFd fd_;
   std::string path_;
   std::string real_path_;
   FileStamp stamp_;

@@ -1,6 +1,7 @@
 // Writer of safetensors files.
 //
-// Deterministic: tensors are laid out by name, the header's keys are sorted, metadata is
+// Deterministic: tensors are laid out widest element first, then by name; the header's keys are
+// sorted, metadata is
 // {"format": "pt"} and what the caller adds; equal input gives equal bytes. The header is padded
 // with spaces so that data starts at a multiple of 8, as the reference implementation does. Format:
 // https://github.com/huggingface/safetensors#format Errors: InvalidArgument (two tensors of one
