@@ -1,0 +1,176 @@
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/philox.h"
+
+namespace soup::kernels::cuda {
+namespace {
+
+constexpr int kBlock = 256;
+
+__device__ __forceinline__ int64_t FirstIndex() {
+  return blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+}
+__device__ __forceinline__ int64_t Stride() { return gridDim.x * static_cast<int64_t>(blockDim.x); }
+
+// gate_up [T, 2 I] as vectors of 8: row of 2 * width vectors, gate first; y [T, I].
+__global__ void __launch_bounds__(kBlock) SwigluForwardKernel(const uint4* __restrict__ gate_up,
+                                                              uint4* __restrict__ y, int64_t T, int width) {
+  const int64_t n = T * width;
+  for (int64_t i = FirstIndex(); i < n; i += Stride()) {
+    const int64_t t = i / width, c = i - t * width;
+    float g[8], u[8];
+    Unpack8(__ldcs(gate_up + t * 2 * width + c), g);
+    Unpack8(__ldcs(gate_up + t * 2 * width + width + c), u);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) g[k] = g[k] / (1.f + __expf(-g[k])) * u[k];
+    y[i] = Pack8(g);
+  }
+}
+
+// With s = sigmoid(g): d_up = dy * g s; d_gate = dy * u * s (1 + g (1 - s)). In place is fine: a thread reads both of its
+// vectors before it writes them.
+__global__ void __launch_bounds__(kBlock) SwigluBackwardKernel(const uint4* gate_up, const uint4* __restrict__ dy,
+                                                               uint4* d_gate_up, int64_t T, int width) {
+  const int64_t n = T * width;
+  for (int64_t i = FirstIndex(); i < n; i += Stride()) {
+    const int64_t t = i / width, c = i - t * width;
+    const int64_t at = t * 2 * width + c;
+    float g[8], u[8], d[8];
+    Unpack8(gate_up[at], g);
+    Unpack8(gate_up[at + width], u);
+    Unpack8(__ldcs(dy + i), d);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float s = 1.f / (1.f + __expf(-g[k]));
+      const float silu = g[k] * s;
+      g[k] = d[k] * u[k] * s * (1.f + g[k] * (1.f - s));
+      u[k] = d[k] * silu;
+    }
+    d_gate_up[at] = Pack8(g);
+    d_gate_up[at + width] = Pack8(u);
+  }
+}
+
+__global__ void __launch_bounds__(kBlock) AxpyKernel(const bf16* x, bf16* y, int64_t n, float scale, bool accumulate) {
+  const int64_t vectors = n / kVector;
+  for (int64_t i = FirstIndex(); i < vectors; i += Stride()) {
+    float a[8], b[8];
+    Unpack8(reinterpret_cast<const uint4*>(x)[i], a);
+    if (accumulate) Unpack8(reinterpret_cast<const uint4*>(y)[i], b);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) b[k] = accumulate ? fmaf(scale, a[k], b[k]) : scale * a[k];
+    reinterpret_cast<uint4*>(y)[i] = Pack8(b);
+  }
+  const int64_t i = vectors * kVector + FirstIndex();
+  if (i < n) {
+    const float a = __bfloat162float(x[i]);
+    y[i] = __float2bfloat16_rn(accumulate ? fmaf(scale, a, __bfloat162float(y[i])) : scale * a);
+  }
+}
+
+// A thread takes 4 elements: one Philox block.
+__global__ void __launch_bounds__(kBlock) DropoutKernel(const bf16* x, bf16* y, int64_t n, uint32_t threshold,
+                                                        float keep_scale, PhiloxStream draws) {
+  const int64_t blocks = (n + 3) / 4;
+  for (int64_t i = FirstIndex(); i < blocks; i += Stride()) {
+    const PhiloxBlock draw = draws.Block(static_cast<uint64_t>(i));
+    for (int k = 0; k < 4 && 4 * i + k < n; ++k) {
+      const float v = __bfloat162float(x[4 * i + k]);
+      y[4 * i + k] = __float2bfloat16_rn(draw.v[k] >= threshold ? v * keep_scale : 0.f);
+    }
+  }
+}
+
+// One block a row of `width` 16-byte vectors.
+__global__ void __launch_bounds__(kBlock) GatherKernel(const uint4* __restrict__ table,
+                                                       const int32_t* __restrict__ rows, uint4* __restrict__ y,
+                                                       int width) {
+  const uint4* from = table + static_cast<int64_t>(rows[blockIdx.x]) * width;
+  uint4* to = y + static_cast<int64_t>(blockIdx.x) * width;
+  for (int c = threadIdx.x; c < width; c += blockDim.x) to[c] = from[c];
+}
+
+__global__ void __launch_bounds__(kBlock) ScatterKernel(const uint4* __restrict__ dy,
+                                                        const int32_t* __restrict__ rows, uint4* __restrict__ dx,
+                                                        int width) {
+  uint4* to = dx + static_cast<int64_t>(rows[blockIdx.x]) * width;
+  const uint4* from = dy + static_cast<int64_t>(blockIdx.x) * width;
+  for (int c = threadIdx.x; c < width; c += blockDim.x) to[c] = from[c];
+}
+
+__global__ void __launch_bounds__(kBlock) NarrowKernel(const float* __restrict__ src, bf16* __restrict__ dst,
+                                                       int64_t n) {
+  for (int64_t i = FirstIndex(); i < n; i += Stride()) dst[i] = __float2bfloat16_rn(src[i]);
+}
+
+cudaError_t Gather(const void* table, const int32_t* rows, void* y, int64_t n, int64_t H, cudaStream_t stream) {
+  if (H % kVector != 0 || !Aligned16(table) || !Aligned16(y)) return cudaErrorInvalidValue;
+  if (n == 0) return cudaSuccess;
+  GatherKernel<<<static_cast<unsigned>(n), kBlock, 0, stream>>>(static_cast<const uint4*>(table), rows,
+                                                                static_cast<uint4*>(y), static_cast<int>(H / kVector));
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t SwigluForward(const SwigluForwardArgs& a, cudaStream_t stream) {
+  if (a.I % kVector != 0 || !Aligned16(a.gate_up) || !Aligned16(a.y)) return cudaErrorInvalidValue;
+  if (a.T == 0) return cudaSuccess;
+  SwigluForwardKernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
+      static_cast<const uint4*>(a.gate_up), static_cast<uint4*>(a.y), a.T, static_cast<int>(a.I / kVector));
+  return cudaGetLastError();
+}
+
+cudaError_t SwigluBackward(const SwigluBackwardArgs& a, cudaStream_t stream) {
+  if (a.I % kVector != 0 || !Aligned16(a.gate_up) || !Aligned16(a.dy) || !Aligned16(a.d_gate_up)) {
+    return cudaErrorInvalidValue;
+  }
+  if (a.T == 0) return cudaSuccess;
+  SwigluBackwardKernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
+      static_cast<const uint4*>(a.gate_up), static_cast<const uint4*>(a.dy), static_cast<uint4*>(a.d_gate_up), a.T,
+      static_cast<int>(a.I / kVector));
+  return cudaGetLastError();
+}
+
+cudaError_t Axpy(const AxpyArgs& a, cudaStream_t stream) {
+  if (!Aligned16(a.x) || !Aligned16(a.y)) return cudaErrorInvalidValue;
+  if (a.n == 0) return cudaSuccess;
+  AxpyKernel<<<GridFor((a.n + kVector - 1) / kVector, kBlock), kBlock, 0, stream>>>(
+      static_cast<const bf16*>(a.x), static_cast<bf16*>(a.y), a.n, a.scale, a.accumulate);
+  return cudaGetLastError();
+}
+
+cudaError_t Dropout(const DropoutArgs& a, cudaStream_t stream) {
+  if (!(a.p >= 0.f && a.p < 1.f)) return cudaErrorInvalidValue;
+  if (a.n == 0) return cudaSuccess;
+  const uint32_t threshold = static_cast<uint32_t>(static_cast<double>(a.p) * 4294967296.0);
+  DropoutKernel<<<GridFor((a.n + 3) / 4, kBlock), kBlock, 0, stream>>>(
+      static_cast<const bf16*>(a.x), static_cast<bf16*>(a.y), a.n, threshold, 1.f / (1.f - a.p),
+      PhiloxStream(a.seed, a.stream_hi, a.stream_lo));
+  return cudaGetLastError();
+}
+
+cudaError_t GatherRows(const GatherRowsArgs& a, cudaStream_t stream) {
+  return Gather(a.table, a.ids, a.y, a.T, a.H, stream);
+}
+
+cudaError_t GatherActRows(const GatherActRowsArgs& a, cudaStream_t stream) {
+  return Gather(a.x, a.rows, a.y, a.n, a.H, stream);
+}
+
+cudaError_t ScatterActRows(const ScatterActRowsArgs& a, cudaStream_t stream) {
+  if (a.H % kVector != 0 || !Aligned16(a.dy) || !Aligned16(a.dx)) return cudaErrorInvalidValue;
+  const cudaError_t cleared = cudaMemsetAsync(a.dx, 0, static_cast<size_t>(a.T * a.H) * sizeof(bf16), stream);
+  if (cleared != cudaSuccess || a.n == 0) return cleared;
+  ScatterKernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(
+      static_cast<const uint4*>(a.dy), a.rows, static_cast<uint4*>(a.dx), static_cast<int>(a.H / kVector));
+  return cudaGetLastError();
+}
+
+cudaError_t NarrowToBf16(const float* src, void* dst, int64_t n, cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;
+  NarrowKernel<<<GridFor(n, kBlock), kBlock, 0, stream>>>(src, static_cast<bf16*>(dst), n);
+  return cudaGetLastError();
+}
+
+}  // namespace soup::kernels::cuda

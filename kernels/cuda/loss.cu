@@ -1,0 +1,129 @@
+#include <cmath>
+
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/loss.h"
+
+namespace soup::kernels::cuda {
+namespace {
+
+constexpr int kBlock = 512;
+constexpr int kRowBlock = 256;
+
+__global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
+  __shared__ float shared[32];
+  const int64_t i = blockIdx.x;
+  float* row = a.logits + i * a.Vs;
+  float best = -INFINITY;
+  for (int64_t j = threadIdx.x; j < a.Vs; j += kBlock) {
+    const float v = row[j];
+    best = (best > v || best != best) ? best : v;
+  }
+  best = BlockMax(best, shared);
+  const float m_old = a.first ? -INFINITY : a.m[i];
+  const float m_new = (m_old > best || m_old != m_old) ? m_old : best;
+  // exp(-inf - finite) is 0, as wanted on the first slice; -inf - -inf cannot happen with finite logits.
+  const float factor = a.first ? 0.f : __expf(m_old - m_new);
+
+  const int64_t target = a.targets[i] - a.v0;
+  if (threadIdx.x == 0) {
+    if (target >= 0 && target < a.Vs) {
+      a.target_logit[i] = row[target];
+    } else if (a.first) {
+      a.target_logit[i] = 0.f;
+    }
+  }
+  __syncthreads();
+
+  // p as bf16 over the fp32 logits: chunk c reads bytes [4 c B, 4 (c + 1) B) and writes [2 c B, 2 (c + 1) B), which every
+  // thread has read by then: the barrier parts reading from writing.
+  bf16* p = reinterpret_cast<bf16*>(row);
+  float sum = 0.f;
+  for (int64_t j0 = 0; j0 < a.Vs; j0 += kBlock) {
+    const int64_t j = j0 + threadIdx.x;
+    float e = 0.f;
+    if (j < a.Vs) {
+      e = __expf(row[j] - m_new);
+      sum += e;
+    }
+    __syncthreads();
+    if (j < a.Vs && a.with_grad) p[j] = __float2bfloat16_rn(e);
+  }
+  sum = BlockSum(sum, shared);
+  if (threadIdx.x == 0) {
+    a.m[i] = m_new;
+    a.l[i] = (a.first ? 0.f : a.l[i] * factor) + sum;
+  }
+  if (!a.with_grad) return;
+  float4* grad = reinterpret_cast<float4*>(a.grad + i * a.H);
+  const int64_t vectors = a.H / 4;
+  if (a.first) {
+    for (int64_t c = threadIdx.x; c < vectors; c += kBlock) grad[c] = make_float4(0.f, 0.f, 0.f, 0.f);
+  } else if (factor != 1.f) {
+    for (int64_t c = threadIdx.x; c < vectors; c += kBlock) {
+      float4 g = grad[c];
+      g.x *= factor;
+      g.y *= factor;
+      g.z *= factor;
+      g.w *= factor;
+      grad[c] = g;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRowBlock) TargetRowsKernel(const uint4* __restrict__ weight,
+                                                              const int32_t* __restrict__ targets,
+                                                              uint4* __restrict__ out, int64_t v0, int64_t Vs,
+                                                              int width) {
+  const int64_t target = targets[blockIdx.x] - v0;
+  if (target < 0 || target >= Vs) return;
+  for (int c = threadIdx.x; c < width; c += kRowBlock) {
+    out[static_cast<int64_t>(blockIdx.x) * width + c] = weight[target * width + c];
+  }
+}
+
+__global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
+  const int64_t i = blockIdx.x;
+  const float l = a.l[i];
+  if (threadIdx.x == 0) a.loss[i] = logf(l) + a.m[i] - a.target_logit[i];
+  if (a.dh == nullptr) return;
+  const float inv_l = 1.f / l;
+  const float4* grad = reinterpret_cast<const float4*>(a.grad + i * a.H);
+  const uint4* target = static_cast<const uint4*>(a.target_row) + i * (a.H / kVector);
+  uint4* dh = static_cast<uint4*>(a.dh) + i * (a.H / kVector);
+  for (int64_t c = threadIdx.x; c < a.H / kVector; c += kRowBlock) {
+    const float4 g0 = grad[2 * c], g1 = grad[2 * c + 1];
+    const float g[8] = {g0.x, g0.y, g0.z, g0.w, g1.x, g1.y, g1.z, g1.w};
+    float w[8], d[8];
+    Unpack8(target[c], w);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) d[k] = (g[k] * inv_l - w[k]) * a.scale;
+    dh[c] = Pack8(d);
+  }
+}
+
+}  // namespace
+
+cudaError_t LossSlice(const LossSliceArgs& a, cudaStream_t stream) {
+  if (a.H % kVector != 0 || a.Vs < 1) return cudaErrorInvalidValue;
+  if (a.n == 0) return cudaSuccess;
+  SliceKernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+cudaError_t LossTargetRows(const LossTargetRowsArgs& a, cudaStream_t stream) {
+  if (a.H % kVector != 0 || !Aligned16(a.weight) || !Aligned16(a.target_row)) return cudaErrorInvalidValue;
+  if (a.n == 0) return cudaSuccess;
+  TargetRowsKernel<<<static_cast<unsigned>(a.n), kRowBlock, 0, stream>>>(
+      static_cast<const uint4*>(a.weight), a.targets, static_cast<uint4*>(a.target_row), a.v0, a.Vs,
+      static_cast<int>(a.H / kVector));
+  return cudaGetLastError();
+}
+
+cudaError_t LossFinish(const LossFinishArgs& a, cudaStream_t stream) {
+  if (a.H % kVector != 0) return cudaErrorInvalidValue;
+  if (a.n == 0) return cudaSuccess;
+  FinishKernel<<<static_cast<unsigned>(a.n), kRowBlock, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace soup::kernels::cuda

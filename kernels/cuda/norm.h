@@ -1,0 +1,17 @@
+// RMSNorm on CUDA: bf16 in and out, fp32 sums. Contracts in kernels/ops.h. H a multiple of 8, pointers 16-byte aligned,
+// else cudaErrorInvalidValue. One block a row; the row's sum is taken in one fixed order: bitwise repeatable.
+#ifndef SOUP_KERNELS_CUDA_NORM_H_
+#define SOUP_KERNELS_CUDA_NORM_H_
+
+#include <cuda_runtime.h>
+
+#include "kernels/ops.h"
+
+namespace soup::kernels::cuda {
+
+cudaError_t RmsNormForward(const RmsNormForwardArgs& args, cudaStream_t stream);
+cudaError_t RmsNormBackward(const RmsNormBackwardArgs& args, cudaStream_t stream);
+
+}  // namespace soup::kernels::cuda
+
+#endif  // SOUP_KERNELS_CUDA_NORM_H_
