@@ -7,7 +7,8 @@
 // first-fit-decreasing (ties: earlier record first); without packing a micro-batch holds one
 // record. A fraction of an epoch ends after round(fraction * records) records. Random order:
 // Fisher-Yates on Philox4x32-10, so any step can be found without replaying the ones before.
-// Immutable after Create; any thread.
+// max_steps cuts the run short; it never lengthens it. Immutable after Create; any thread. Step()
+// costs O(records) for the epoch's order.
 #ifndef SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_
 #define SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_
 
@@ -20,7 +21,7 @@ namespace soup::engine {
 
 struct BatchParams {
   double epochs = 1.0;
-  int64_t max_steps = 0;  // 0: as many as the epochs hold
+  int64_t max_steps = 0;  // at most; 0: as many as the epochs hold
   int32_t batch_size = 1;
   bool packing = false;
   int64_t micro_batch_tokens = 0;  // capacity of a packed micro-batch; >= the longest record
@@ -46,16 +47,32 @@ class BatchSchedule {
   std::vector<MicroBatch> Step(int64_t step) const;
   // True when `step` is the last of an epoch (or of the run): validation runs after it.
   bool EndsEpoch(int64_t step) const;
-  // The largest micro-batch of the run, in tokens, and the most micro-batches in a step.
+  // The largest micro-batch of the run, in tokens, the most micro-batches in a step, and the most
+  // records in a micro-batch. Exact; upper bounds for packed runs of more than 2^24 record visits.
   int64_t max_micro_batch_tokens() const { return max_micro_batch_tokens_; }
   int32_t max_micro_batches() const { return max_micro_batches_; }
   int32_t max_records_in_micro_batch() const { return max_records_; }
 
  private:
+  // Records [begin, end) of an epoch's order.
+  struct Range {
+    int64_t epoch = 0;
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
   BatchSchedule() = default;
+  Range RangeOf(int64_t step) const;
+  std::vector<int32_t> EpochOrder(int64_t epoch) const;
+  std::vector<MicroBatch> Pack(std::vector<int32_t> records) const;
+  void FindLargest();
+  void BoundLargest();
+
   std::vector<int32_t> lengths_;
   BatchParams params_;
   int64_t steps_ = 0;
+  int64_t steps_an_epoch_ = 0;  // of a whole one
+  int64_t whole_epochs_ = 0;
+  int64_t last_records_ = 0;  // of the fraction of an epoch after the whole ones
   int64_t max_micro_batch_tokens_ = 0;
   int32_t max_micro_batches_ = 0;
   int32_t max_records_ = 0;
