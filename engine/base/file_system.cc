@@ -43,7 +43,7 @@ absl::Status WriteAll(int fd, absl::string_view data, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status SyncDirectory(const std::string& path) {
+absl::Status FsyncDirectory(const std::string& path) {
   Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "open directory", path);
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, "fsync directory", path);
@@ -142,7 +142,21 @@ class HostFileSystem final : public FileSystem {
 
   absl::Status RenameSynced(const std::string& from, const std::string& to) override {
     if (rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, "rename to", to);
-    return SyncDirectory(Parent(to));
+    return FsyncDirectory(Parent(to));
+  }
+
+  absl::Status SyncDirectory(const std::string& path) override { return FsyncDirectory(path); }
+
+  absl::Status ReserveFile(const std::string& path, int64_t size) override {
+    Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (fd.get() < 0) return ErrnoStatus(errno, "create", path, size);
+    int error;
+    do {
+      error = posix_fallocate(fd.get(), 0, size);
+    } while (error == EINTR);
+    if (error != 0) return ErrnoStatus(error, "reserve", path, size);
+    if (fsync(fd.get()) != 0) return ErrnoStatus(errno, "fsync", path, size);
+    return absl::OkStatus();
   }
 
   absl::Status Truncate(const std::string& path, int64_t size) override {

@@ -36,7 +36,13 @@ class FileSystem {
   virtual absl::Status AppendFile(const std::string& path, absl::string_view data, bool sync) = 0;
   // rename(2), then fsync of the directory that holds `to`.
   virtual absl::Status RenameSynced(const std::string& from, const std::string& to) = 0;
+  // fsync of a directory: the names in it are durable after.
+  virtual absl::Status SyncDirectory(const std::string& path) = 0;
   virtual absl::Status Truncate(const std::string& path, int64_t size) = 0;
+  // Makes `path` (created when absent, mode 0600) a file of at least `size` bytes whose blocks are
+  // reserved, new ones reading as zero (posix_fallocate), and fsyncs it: a later write into a
+  // mapping cannot meet a full disk.
+  virtual absl::Status ReserveFile(const std::string& path, int64_t size) = 0;
   // Removes a file; absent is OK.
   virtual absl::Status Remove(const std::string& path) = 0;
   // Removes a tree; absent is OK.
