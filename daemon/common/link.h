@@ -25,13 +25,15 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "daemon/common/unique_fd.h"
+#include "engine/base/unique_fd.h"
 
 namespace google::protobuf {
 class MessageLite;
 }
 
 namespace soup::daemon {
+
+using engine::UniqueFd;
 
 struct LinkOptions {
   int64_t max_frame_bytes = int64_t{64} << 20;

@@ -1,0 +1,114 @@
+#include "daemon/control/prepare_runner.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/common/link.h"
+#include "daemon/control/spawn.h"
+#include "engine/base/status_macros.h"
+
+namespace soup::daemon {
+
+using soup::worker::v1::FromPrepare;
+using soup::worker::v1::PrepareReply;
+using soup::worker::v1::PrepareRequest;
+
+PrepareRunner::PrepareRunner(PrepareRunnerOptions options) : options_(std::move(options)) {}
+
+absl::Status PrepareRunner::AwaitTurn(Cancellation* cancel, absl::Time deadline) {
+  bool cancelled = false;
+  cancel->SetWaker([this, &cancelled] {
+    absl::MutexLock lock(&mu_);
+    cancelled = true;
+  });
+  absl::Cleanup unhook = [cancel] { cancel->SetWaker(nullptr); };
+  absl::MutexLock lock(&mu_);
+  auto ready = [this, &cancelled]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return cancelled || running_ < options_.max_at_once;
+  };
+  if (!mu_.AwaitWithDeadline(absl::Condition(&ready), deadline))
+    return absl::DeadlineExceededError("the preparation of the data did not get its turn in time");
+  if (cancelled) return absl::CancelledError("cancelled");
+  ++running_;
+  return absl::OkStatus();
+}
+
+namespace {
+
+// A child that ended without a reply, told as one.
+PrepareReply ReplyOfDeath(const ChildEnd& end, const PrepareRunnerOptions& options) {
+  PrepareReply reply;
+  reply.set_ok(false);
+  if (end.signal == SIGXCPU) {
+    reply.set_reason(soup::v1::DATA);
+    reply.set_error(absl::StrCat("preparing the data took more than ", options.cpu_limit_seconds,
+                                 " CPU seconds; use a smaller file, or raise --prepare-cpu-seconds "
+                                 "of soupd"));
+  } else {
+    reply.set_reason(soup::v1::INTERNAL);
+    reply.set_error(absl::StrCat("the process that prepares the data died (", end.ToString(),
+                                 "); its memory is limited to ", options.memory_limit_bytes,
+                                 " bytes (--prepare-memory of soupd)"));
+  }
+  return reply;
+}
+
+}  // namespace
+
+absl::StatusOr<PrepareReply> PrepareRunner::Run(
+    PrepareRequest request, Cancellation* cancel, absl::Time deadline,
+    const std::function<void(const soup::v1::Progress&)>& progress) {
+  SOUP_RETURN_IF_ERROR(AwaitTurn(cancel, deadline));
+  absl::Cleanup done = [this] {
+    absl::MutexLock lock(&mu_);
+    --running_;
+  };
+  request.set_memory_limit_bytes(options_.memory_limit_bytes);
+  request.set_cpu_limit_seconds(options_.cpu_limit_seconds);
+
+  SOUP_ASSIGN_OR_RETURN(auto pair, Link::MakePair());
+  SOUP_ASSIGN_OR_RETURN(const pid_t pid,
+                        SpawnChild(options_.binary,
+                                   {"--prepare", absl::StrCat("--link-fd=", kChildLinkFd),
+                                    absl::StrCat("--parent-pid=", ::getpid())},
+                                   pair.second.get()));
+  pair.second.Reset();
+  Link link(std::move(pair.first));
+  cancel->SetWaker([&link] { link.Close(); });
+  absl::Cleanup unhook = [cancel] { cancel->SetWaker(nullptr); };
+
+  absl::Status status = link.Send(request);
+  while (status.ok()) {
+    absl::StatusOr<Frame> frame = link.Receive(deadline);
+    if (!frame.ok()) {
+      status = frame.status();
+      break;
+    }
+    FromPrepare message;
+    if (!message.ParseFromString(frame->bytes)) {
+      status = absl::DataLossError("the preparing process sent what is no message");
+      break;
+    }
+    if (message.item_case() == FromPrepare::kReply) {
+      CollectChild(pid, absl::Now() + absl::Seconds(1));
+      if (cancel->cancelled()) return absl::CancelledError("cancelled");
+      return std::move(*message.mutable_reply());
+    }
+    if (progress && message.item_case() == FromPrepare::kProgress) progress(message.progress());
+  }
+  // Its own end, if it is ending, tells more than our kill would.
+  const bool cancelled = cancel->cancelled();
+  const bool late = absl::IsDeadlineExceeded(status);
+  const ChildEnd end =
+      CollectChild(pid, cancelled || late ? absl::Now() : absl::Now() + absl::Seconds(1));
+  if (cancelled) return absl::CancelledError("cancelled");
+  if (late) return absl::DeadlineExceededError("the preparation of the data took too long");
+  return ReplyOfDeath(end, options_);
+}
+
+}  // namespace soup::daemon
