@@ -23,7 +23,12 @@ inline constexpr int64_t kMaxHeadDim = 256;
 struct CpuContextOptions {
   int threads = 0;       // pool size, the caller's thread included; 0: hardware concurrency
   int blas_threads = 0;  // 0: as `threads`
+  // Instruction set of the ops' loops: null for the best one here, else "base", "avx2" or "avx512"
+  // (tests and benchmarks; the same bits on each). The best one too when this machine lacks it.
+  const char* simd = nullptr;
 };
+
+struct SimdTable;
 
 class CpuContext {
  public:
@@ -49,12 +54,13 @@ class CpuContext {
   void ParallelTasks(int64_t n, const Fn& fn) {
     RunTasks(n, &CallTask<Fn>, &fn);
   }
+  const SimdTable& simd() const;
   // 64-byte aligned, kScratchFloats long; one a thread.
   float* scratch(int thread);
   // Partial sums of reductions, kPartials long.
   double* partials();
 
-  static constexpr int64_t kScratchFloats = 96 * 1024;
+  static constexpr int64_t kScratchFloats = 48 * 1024;
   static constexpr int64_t kPartials = 4096;
 
  private:
@@ -82,6 +88,12 @@ std::string BlasCoreName();
 // Widest vector instructions the ops use here: "avx512", "avx2" or "base". Decides no bits (the ops
 // do the same operations in the same order on each); for `soupctl node` and benchmarks.
 const char* SimdName();
+
+// Ends the process with a message when a launcher's args break its contract: a bug of ours, never
+// a user's input.
+#define SOUP_KERNEL_CHECK(condition) \
+  ((condition) ? void() : ::soup::kernels::cpu::KernelCheckFailed(#condition, __FILE__, __LINE__))
+[[noreturn]] void KernelCheckFailed(const char* condition, const char* file, int line);
 
 }  // namespace soup::kernels::cpu
 

@@ -1,0 +1,27 @@
+#include "kernels/cpu/gemm.h"
+
+#include <cblas.h>
+
+#include <limits>
+
+namespace soup::kernels::cpu {
+namespace {
+
+blasint Dim(int64_t value) {
+  SOUP_KERNEL_CHECK(value >= 0 && value <= std::numeric_limits<blasint>::max());
+  return static_cast<blasint>(value);
+}
+
+}  // namespace
+
+void Gemm(const GemmArgs& args, CpuContext&) {
+  SOUP_KERNEL_CHECK(args.beta == 0.0f || args.beta == 1.0f);
+  if (args.M == 0 || args.N == 0) return;
+  cblas_sgemm(CblasRowMajor, args.transpose_a ? CblasTrans : CblasNoTrans,
+              args.transpose_b ? CblasTrans : CblasNoTrans, Dim(args.M), Dim(args.N), Dim(args.K),
+              args.alpha, static_cast<const float*>(args.A), Dim(args.lda),
+              static_cast<const float*>(args.B), Dim(args.ldb), args.beta,
+              static_cast<float*>(args.C), Dim(args.ldc));
+}
+
+}  // namespace soup::kernels::cpu
