@@ -18,7 +18,7 @@ MAY_INCLUDE = {
     "engine/data": ["engine/base"],
     "engine/train": ["kernels", "engine"],
     "cache": ["engine/base", "engine/io", "engine/model", "kernels"],
-    "daemon/common": ["proto", "engine/base"],
+    "daemon/common": ["proto", "engine/base", "engine/model", "engine/plan"],
     "daemon/control": ["proto", "daemon/common", "engine/base", "engine/plan", "engine/model", "cache"],
     "daemon/worker": ["proto", "daemon/common", "engine", "kernels"],
     "client": ["proto", "engine/base"],
