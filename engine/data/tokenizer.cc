@@ -1,0 +1,279 @@
+#include "engine/data/tokenizer.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/file_system.h"
+#include "engine/base/status_macros.h"
+#include "engine/data/bpe.h"
+#include "engine/data/byte_level.h"
+#include "engine/data/json_access.h"
+#include "engine/data/normalizer.h"
+#include "engine/data/post_processor.h"
+#include "engine/data/pre_tokenizer.h"
+#include "engine/data/unicode.h"
+
+namespace soup::engine {
+namespace {
+
+constexpr size_t kMaxCachedWords = 1 << 16;
+constexpr size_t kMaxCachedWordBytes = 64;
+constexpr int64_t kMaxId = 1 << 30;
+
+// What a decoder makes of a token.
+enum class DecoderKind { kNone, kByteLevel };
+
+absl::StatusOr<DecoderKind> ReadDecoder(const JsonNode& node) {
+  if (node.is_null()) return DecoderKind::kNone;
+  SOUP_RETURN_IF_ERROR(node.RequireObject());
+  SOUP_ASSIGN_OR_RETURN(const std::string type, node.Member("type").String());
+  if (type == "ByteLevel") {
+    SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "add_prefix_space", "trim_offsets", "use_regex"}));
+    return DecoderKind::kByteLevel;
+  }
+  if (type == "Sequence") {
+    SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "decoders"}));
+    const std::vector<JsonNode> parts = node.Member("decoders").Elements();
+    if (parts.size() == 1) return ReadDecoder(parts[0]);
+    return node.Member("decoders").Error("a sequence of one decoder is supported");
+  }
+  return node.Member("type").Error(
+      absl::StrCat("decoder '", type, "' is not supported (known: ByteLevel, Sequence)"));
+}
+
+absl::StatusOr<AddedToken> ReadAddedToken(const JsonNode& node) {
+  SOUP_RETURN_IF_ERROR(node.AllowKeys(
+      {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}));
+  AddedToken out;
+  SOUP_ASSIGN_OR_RETURN(const int64_t id, node.Member("id").Int());
+  if (id < 0 || id > kMaxId) return node.Member("id").Error("is not a token's id");
+  out.id = static_cast<int32_t>(id);
+  SOUP_ASSIGN_OR_RETURN(out.content, node.Member("content").String());
+  SOUP_ASSIGN_OR_RETURN(out.single_word, node.Member("single_word").BoolOr(false));
+  SOUP_ASSIGN_OR_RETURN(out.lstrip, node.Member("lstrip").BoolOr(false));
+  SOUP_ASSIGN_OR_RETURN(out.rstrip, node.Member("rstrip").BoolOr(false));
+  SOUP_ASSIGN_OR_RETURN(out.special, node.Member("special").BoolOr(false));
+  SOUP_ASSIGN_OR_RETURN(out.normalized, node.Member("normalized").BoolOr(!out.special));
+  return out;
+}
+
+}  // namespace
+
+struct Tokenizer::Rep {
+  std::deque<AddedToken> added;  // addresses are stable: matchers point here
+  absl::flat_hash_map<std::string, const AddedToken*> added_by_content;
+  AddedTokenMatcher raw;         // looked for before normalising
+  AddedTokenMatcher normalized;  // and after
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  BpeModel model;
+  PostProcessor post;
+  DecoderKind decoder = DecoderKind::kNone;
+  std::vector<std::optional<std::string>> spelling;  // by id: what Decode gives for it
+
+  absl::Status ReadAddedTokens(const JsonNode& node);
+  absl::Status FillSpellings(const JsonNode& root);
+  absl::Status EncodePlain(absl::string_view text, EncodeContext* context,
+                           std::vector<int32_t>* ids) const;
+  absl::Status EncodeNormalized(absl::string_view text, EncodeContext* context,
+                                std::vector<int32_t>* ids) const;
+};
+
+absl::Status Tokenizer::Rep::ReadAddedTokens(const JsonNode& node) {
+  if (node.is_null()) return absl::OkStatus();
+  SOUP_RETURN_IF_ERROR(node.RequireArray());
+  absl::flat_hash_map<int32_t, std::string> seen;
+  for (const JsonNode& entry : node.Elements()) {
+    SOUP_ASSIGN_OR_RETURN(AddedToken token, ReadAddedToken(entry));
+    const int32_t in_model = model.IdOf(token.content);
+    if (in_model >= 0 && in_model != token.id) {
+      return entry.Error(absl::StrCat("'", token.content, "' has id ", token.id, " here and id ",
+                                      in_model, " in /model/vocab"));
+    }
+    const auto [it, fresh] = seen.emplace(token.id, token.content);
+    if (!fresh && it->second != token.content) {
+      return entry.Error(
+          absl::StrCat("'", token.content, "' and '", it->second, "' both have id ", token.id));
+    }
+    const auto known = added_by_content.find(token.content);
+    if (known != added_by_content.end()) {
+      if (known->second->id == token.id) continue;  // told twice
+      return entry.Error(absl::StrCat("'", token.content, "' has two ids, ", known->second->id,
+                                      " and ", token.id));
+    }
+    added.push_back(std::move(token));
+    const AddedToken& kept = added.back();
+    added_by_content.emplace(kept.content, &kept);
+    if (kept.normalized) {
+      SOUP_ASSIGN_OR_RETURN(const std::string pattern, normalizer.Apply(kept.content));
+      normalized.Add(&kept, pattern);
+    } else {
+      raw.Add(&kept, kept.content);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Rep::FillSpellings(const JsonNode& root) {
+  int64_t most = 0;
+  for (const auto& [token, id] : model.vocab()) most = std::max<int64_t>(most, id);
+  for (const AddedToken& token : added) most = std::max<int64_t>(most, token.id);
+  // A table by id: ids far beyond the number of tokens are a mistake, not a vocabulary.
+  const auto count = static_cast<int64_t>(model.vocab().size() + added.size());
+  if (most > 16 * count + 65536) {
+    return root.Error(absl::StrCat("the largest id is ", most, " with ", count,
+                                   " tokens; the file looks damaged"));
+  }
+  spelling.resize(static_cast<size_t>(most) + 1);
+  const auto decoded = [this](const std::string& token) {
+    if (decoder == DecoderKind::kNone) return token;
+    return BytesOfToken(token).value_or(token);
+  };
+  for (const auto& [token, id] : model.vocab()) {
+    if (spelling[id]) return root.Error(absl::StrCat("/model/vocab gives id ", id, " twice"));
+    spelling[id] = decoded(token);
+  }
+  for (const AddedToken& token : added) spelling[token.id] = decoded(token.content);
+  return absl::OkStatus();
+}
+
+Tokenizer::Tokenizer() : rep_(std::make_unique<Rep>()) {}
+Tokenizer::~Tokenizer() = default;
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& path) {
+  SOUP_ASSIGN_OR_RETURN(const std::string json, RealFileSystem().ReadFile(path));
+  return Create(json, path);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(absl::string_view json,
+                                                             const std::string& file) {
+  SOUP_ASSIGN_OR_RETURN(const nlohmann::json document, ParseJsonDocument(json, file));
+  const JsonNode root(&document, absl::StrCat(file, ": "));
+  SOUP_RETURN_IF_ERROR(
+      root.AllowKeys({"version", "truncation", "padding", "added_tokens", "normalizer",
+                      "pre_tokenizer", "post_processor", "decoder", "model"}));
+  std::unique_ptr<Tokenizer> out(new Tokenizer);
+  Rep& rep = *out->rep_;
+  SOUP_ASSIGN_OR_RETURN(rep.model, BpeModel::Create(root.Member("model")));
+  SOUP_ASSIGN_OR_RETURN(rep.normalizer, Normalizer::Create(root.Member("normalizer")));
+  SOUP_ASSIGN_OR_RETURN(rep.pre_tokenizer, PreTokenizer::Create(root.Member("pre_tokenizer")));
+  SOUP_ASSIGN_OR_RETURN(rep.post, ReadPostProcessor(root.Member("post_processor")));
+  SOUP_ASSIGN_OR_RETURN(rep.decoder, ReadDecoder(root.Member("decoder")));
+  SOUP_RETURN_IF_ERROR(rep.ReadAddedTokens(root.Member("added_tokens")));
+  SOUP_RETURN_IF_ERROR(rep.FillSpellings(root));
+  return out;
+}
+
+absl::Status Tokenizer::Rep::EncodePlain(absl::string_view text, EncodeContext* context,
+                                         std::vector<int32_t>* ids) const {
+  PreTokenized cut;
+  cut.text = std::string(text);
+  SOUP_RETURN_IF_ERROR(pre_tokenizer.Apply(&cut));
+  for (const MatchSpan& piece : cut.pieces) {
+    const auto word = absl::string_view(cut.text).substr(piece.begin, piece.end - piece.begin);
+    if (word.size() > kMaxCachedWordBytes) {
+      model.Encode(word, ids, &context->dropped_bytes);
+      continue;
+    }
+    const auto known = context->words.find(word);
+    if (known != context->words.end()) {
+      ids->insert(ids->end(), known->second.begin(), known->second.end());
+      continue;
+    }
+    std::vector<int32_t> fresh;
+    int64_t dropped = 0;
+    model.Encode(word, &fresh, &dropped);
+    ids->insert(ids->end(), fresh.begin(), fresh.end());
+    context->dropped_bytes += dropped;
+    if (dropped > 0) continue;  // not remembered: each time is counted
+    if (context->words.size() >= kMaxCachedWords) context->words.clear();
+    context->words.emplace(word, std::move(fresh));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Rep::EncodeNormalized(absl::string_view text, EncodeContext* context,
+                                              std::vector<int32_t>* ids) const {
+  std::string owned;
+  if (!normalizer.identity()) {
+    SOUP_ASSIGN_OR_RETURN(owned, normalizer.Apply(text));
+    text = owned;
+  }
+  std::vector<AddedSpan> spans;
+  normalized.Find(text, &spans);
+  size_t at = 0;
+  for (const AddedSpan& span : spans) {
+    SOUP_RETURN_IF_ERROR(EncodePlain(text.substr(at, span.begin - at), context, ids));
+    ids->push_back(span.token->id);
+    at = span.end;
+  }
+  return EncodePlain(text.substr(at), context, ids);
+}
+
+absl::Status Tokenizer::Encode(absl::string_view text, EncodeContext* context,
+                               std::vector<int32_t>* ids) const {
+  if (const auto bad = FindInvalidUtf8(text)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a text is not UTF-8 at byte ", *bad, " of ", text.size()));
+  }
+  std::vector<AddedSpan> spans;
+  rep_->raw.Find(text, &spans);
+  size_t at = 0;
+  for (const AddedSpan& span : spans) {
+    if (span.begin > at)
+      SOUP_RETURN_IF_ERROR(rep_->EncodeNormalized(text.substr(at, span.begin - at), context, ids));
+    ids->push_back(span.token->id);
+    at = span.end;
+  }
+  if (at < text.size()) return rep_->EncodeNormalized(text.substr(at), context, ids);
+  return absl::OkStatus();
+}
+
+const std::vector<int32_t>& Tokenizer::prefix() const { return rep_->post.prefix; }
+const std::vector<int32_t>& Tokenizer::suffix() const { return rep_->post.suffix; }
+
+std::string Tokenizer::Decode(absl::Span<const int32_t> ids) const {
+  std::string bytes;
+  bool first = true;
+  for (int32_t id : ids) {
+    if (id < 0 || static_cast<size_t>(id) >= rep_->spelling.size() || !rep_->spelling[id]) continue;
+    // Without a decoder Hugging Face tokenizers puts a blank between tokens.
+    if (rep_->decoder == DecoderKind::kNone && !first) bytes.push_back(' ');
+    bytes += *rep_->spelling[id];
+    first = false;
+  }
+  return ReplaceInvalidUtf8(bytes);
+}
+
+int32_t Tokenizer::IdOf(absl::string_view token) const {
+  const auto it = rep_->added_by_content.find(token);
+  return it != rep_->added_by_content.end() ? it->second->id : rep_->model.IdOf(token);
+}
+
+std::vector<AddedSpan> Tokenizer::FindAddedTokens(absl::string_view text) const {
+  std::vector<AddedSpan> raw, out;
+  rep_->raw.Find(text, &raw);
+  size_t at = 0;
+  const auto between = [&](size_t end) {
+    const size_t first = out.size();
+    rep_->normalized.Find(text.substr(at, end - at), &out);
+    for (size_t i = first; i < out.size(); ++i) {
+      out[i].begin += at;
+      out[i].end += at;
+    }
+  };
+  for (const AddedSpan& span : raw) {
+    between(span.begin);
+    out.push_back(span);
+    at = span.end;
+  }
+  between(text.size());
+  return out;
+}
+
+int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(rep_->spelling.size()); }
+
+}  // namespace soup::engine

@@ -1,0 +1,67 @@
+// A byte-level BPE tokenizer read from a Hugging Face tokenizer.json: added tokens, normaliser,
+// pre-tokenizer, merges, post-processor, decoder. Ids equal Hugging Face tokenizers'. A component
+// that is not known is refused by its name and path in the file, never passed over; `truncation`
+// and `padding` are not the tokenizer's business here (transformers sets both anew a call too).
+//
+// Immutable after Create: any thread. What a thread keeps between calls lies in its EncodeContext.
+#ifndef SOUP_ENGINE_DATA_TOKENIZER_H_
+#define SOUP_ENGINE_DATA_TOKENIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/data/added_tokens.h"
+
+namespace soup::engine {
+
+// A bounded memory of words already merged, and counts. One a thread, for one tokenizer.
+struct EncodeContext {
+  absl::flat_hash_map<std::string, std::vector<int32_t>> words;
+  int64_t dropped_bytes = 0;  // bytes that this vocabulary has no token for
+};
+
+class Tokenizer {
+ public:
+  // `json`: the content of tokenizer.json; `file`: its name, for messages. Errors: InvalidArgument.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Create(absl::string_view json,
+                                                           const std::string& file);
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& path);
+  ~Tokenizer();
+
+  // Appends the ids of `text` without the post-processor's. Errors: InvalidArgument (not UTF-8),
+  // ResourceExhausted (a pattern that backtracks without end).
+  absl::Status Encode(absl::string_view text, EncodeContext* context,
+                      std::vector<int32_t>* ids) const;
+
+  // What the post-processor puts before and after one text.
+  const std::vector<int32_t>& prefix() const;
+  const std::vector<int32_t>& suffix() const;
+
+  // Special tokens are kept; ids without a token are left out; U+FFFD stands for bytes that are no
+  // UTF-8.
+  std::string Decode(absl::Span<const int32_t> ids) const;
+
+  // Of a token by its spelling in tokenizer.json (added tokens first); -1: none.
+  int32_t IdOf(absl::string_view token) const;
+  // Added tokens in a text, left to right (as Encode finds them when the normaliser leaves the text
+  // as it is).
+  std::vector<AddedSpan> FindAddedTokens(absl::string_view text) const;
+  // One more than the largest id.
+  int64_t vocab_size() const;
+
+ private:
+  Tokenizer();
+  struct Rep;
+  std::unique_ptr<Rep> rep_;
+};
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DATA_TOKENIZER_H_
