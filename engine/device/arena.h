@@ -53,7 +53,7 @@ class ArenaBuffer {
  private:
   friend class Arena;
   Arena* arena_ = nullptr;
-  int32_t index_ = -1;
+  int64_t token_ = 0;
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
 };
@@ -69,9 +69,11 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena();
 
-  // The layout of the next pass; high_water_bytes() starts anew. Errors: FailedPrecondition
-  // (buffers are still in use; names them), InvalidArgument (the layout is larger than the arena,
-  // or a placement lies outside the layout or unaligned).
+  // The layout of the next pass; high_water_bytes() starts anew. Buffers in use stay so, with what
+  // they hold, where the new layout has one of the same name, offset and size: slots live on from
+  // pass to pass. Errors: FailedPrecondition (another buffer is in use; names it), InvalidArgument
+  // (the layout is larger than the arena, names a buffer twice, or a placement lies outside the
+  // layout or unaligned). After an error the old layout stands.
   absl::Status Bind(ArenaLayout layout);
 
   // Errors: NotFound (the plan has no such buffer), FailedPrecondition (it is in use, or shares
@@ -84,20 +86,22 @@ class Arena {
   const ArenaLayout& layout() const { return layout_; }
   // The end of the highest byte taken since Bind.
   int64_t high_water_bytes() const { return high_water_; }
-  int64_t live_buffers() const { return static_cast<int64_t>(live_.size()); }
+  int64_t live_buffers() const { return static_cast<int64_t>(tokens_.size()); }
 
  private:
   friend class ArenaBuffer;
-  void Release(int32_t index);
+  void Release(int64_t token);
 
   std::byte* const base_;
   const int64_t bytes_;
   const std::function<void()> free_memory_;
   const std::function<void(std::byte*, int64_t)> poison_;
   ArenaLayout layout_;
-  absl::flat_hash_map<std::string, int32_t> index_;
-  std::vector<bool> in_use_;         // by index; also for buffers of no bytes
-  std::map<int64_t, int32_t> live_;  // offset -> index, buffers of more than no bytes
+  absl::flat_hash_map<std::string, int32_t> index_;  // name -> index in layout_.buffers
+  std::vector<bool> in_use_;                         // by index
+  std::map<int64_t, int32_t> live_;    // offset -> index; buffers of no bytes are not in it
+  std::map<int64_t, int32_t> tokens_;  // of ArenaBuffers -> index
+  int64_t next_token_ = 1;
   int64_t high_water_ = 0;
 };
 

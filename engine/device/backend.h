@@ -57,7 +57,7 @@ class Backend {
   virtual absl::Status Record(Event& event, StreamView stream) = 0;
   // What `stream` is given from now on waits for the event's last record. On the compute stream
   // the time waited counts as stall; on the CPU the caller waits here. Errors: DeadlineExceeded
-  // when the wait limit of the backend runs out, Aborted when the copy stream has failed.
+  // when the wait limit of the backend runs out.
   virtual absl::Status Wait(StreamView stream, const Event& event) = 0;
   // The caller waits. Errors: DeadlineExceeded.
   virtual absl::Status HostWait(const Event& event, absl::Duration timeout) = 0;

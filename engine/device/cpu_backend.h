@@ -13,9 +13,11 @@
 namespace soup::engine {
 
 struct CpuBackendOptions {
-  // Commands (copies, records, waits) that the copy stream's queue holds.
+  // Threads of the kernels and of BLAS: part of the numeric plan. 0: the host's.
+  int cpu_threads = 0;
+  // Commands (copies and records) that the copy stream's queue holds.
   int32_t copy_queue_commands = 256;
-  // The limit of a wait for the copy stream, and of the copy stream's own waits.
+  // The limit of a wait for the copy stream.
   absl::Duration wait_limit = absl::Minutes(2);
   // Slows the copy stream down, to study stalls and prefetch: a fixed time before each copy, and
   // the most bytes a second (0: as fast as memory allows).

@@ -82,7 +82,6 @@ class SlotRing {
 
   Backend* backend_ = nullptr;
   std::vector<Slot> slots_;
-  int64_t slot_bytes_ = 0;
   std::vector<absl::Span<const std::byte>> slabs_;
   std::vector<int32_t> slot_layers_;
   VisitSchedule schedule_;

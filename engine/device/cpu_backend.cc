@@ -1,0 +1,160 @@
+#include "engine/device/cpu_backend.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/file_system.h"
+#include "engine/base/log.h"
+#include "engine/device/cpu_copy_stream.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/context.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/loss.h"
+#include "kernels/cpu/nf4_dequant.h"
+#include "kernels/cpu/norm.h"
+#include "kernels/cpu/optimizer.h"
+#include "kernels/cpu/rope.h"
+
+namespace soup::engine {
+namespace {
+
+namespace cpu = kernels::cpu;
+
+int64_t HostMemoryBytes() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
+std::shared_ptr<CpuEventRep> Rep(const Event& event) {
+  SOUP_CHECK(event.rep() != nullptr);
+  return std::static_pointer_cast<CpuEventRep>(event.rep());
+}
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const CpuBackendOptions& options)
+      : options_(options),
+        context_({.threads = options.cpu_threads, .blas_threads = options.cpu_threads}),
+        copies_(options) {}
+
+  const char* name() const override { return "cpu"; }
+  DType activation_type() const override { return DType::kF32; }
+  DType weight_type() const override { return DType::kF32; }
+
+  absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override {
+    // Anonymous memory of any size is granted and the out-of-memory killer comes later.
+    if (bytes < 0 || bytes > HostMemoryBytes()) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "an arena of ", bytes, " bytes does not fit ", "the host's ", HostMemoryBytes()));
+    }
+    const size_t mapped = static_cast<size_t>(ArenaRoundUp(bytes < 1 ? 1 : bytes));
+    void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no memory for an arena of ", bytes, " bytes: ", std::strerror(errno)));
+    }
+    madvise(base, mapped, MADV_HUGEPAGE);  // Advice only.
+    std::function<void(std::byte*, int64_t)> poison;
+    if (options_.poison_arena) {
+      poison = [](std::byte* p, int64_t n) { std::memset(p, 0xff, static_cast<size_t>(n)); };
+    }
+    return std::make_unique<Arena>(
+        static_cast<std::byte*>(base), bytes, [base, mapped] { munmap(base, mapped); },
+        std::move(poison));
+  }
+
+  StreamView compute_stream() override { return {StreamKind::kCompute, nullptr}; }
+  StreamView copy_stream() override { return {StreamKind::kCopy, nullptr}; }
+  Event MakeEvent() override { return Event(std::make_shared<CpuEventRep>()); }
+
+  absl::Status Record(Event& event, StreamView stream) override {
+    if (stream.kind() == StreamKind::kCopy) return copies_.Record(Rep(event));
+    copies_.RecordByCaller(Rep(event));
+    return absl::OkStatus();
+  }
+  absl::Status Wait(StreamView stream, const Event& event) override {
+    // What the caller recorded is done; what the copy stream recorded lies before in its queue.
+    if (stream.kind() == StreamKind::kCopy) return absl::OkStatus();
+    return copies_.CallerWaits(Rep(event), options_.wait_limit, /*stall=*/true);
+  }
+  absl::Status HostWait(const Event& event, absl::Duration timeout) override {
+    return copies_.CallerWaits(Rep(event), timeout, /*stall=*/false);
+  }
+  absl::Status Synchronize(absl::Duration timeout) override { return copies_.Drain(timeout); }
+  absl::Status status() const override { return absl::OkStatus(); }  // Nothing here can fail.
+  BackendCounters counters() const override { return copies_.counters(); }
+
+  absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
+                                 StreamView stream) override {
+    if (stream.kind() == StreamKind::kCopy) return copies_.Copy(dst, src, bytes);
+    std::memcpy(dst, src, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  }
+  absl::Status CopyToHostAsync(void* dst, const void* src, int64_t bytes) override {
+    std::memcpy(dst, src, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  }
+  void CopyOnDevice(void* dst, const void* src, int64_t bytes) override {
+    std::memcpy(dst, src, static_cast<size_t>(bytes));
+  }
+  void FillZero(void* dst, int64_t bytes) override {
+    std::memset(dst, 0, static_cast<size_t>(bytes));
+  }
+
+  void GatherRows(const kernels::GatherRowsArgs& a) override { cpu::GatherRows(a, context_); }
+  void Widen(const kernels::WidenArgs& a) override { cpu::Widen(a, context_); }
+  void Nf4Dequant(const kernels::Nf4DequantArgs& a) override { cpu::Nf4Dequant(a, context_); }
+  void RmsNormForward(const kernels::RmsNormForwardArgs& a) override {
+    cpu::RmsNormForward(a, context_);
+  }
+  void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override {
+    cpu::RmsNormBackward(a, context_);
+  }
+  void Rope(const kernels::RopeArgs& a) override { cpu::Rope(a, context_); }
+  void AttentionForward(const kernels::AttentionForwardArgs& a) override {
+    cpu::AttentionForward(a, context_);
+  }
+  void AttentionBackward(const kernels::AttentionBackwardArgs& a) override {
+    cpu::AttentionBackward(a, context_);
+  }
+  void SwigluForward(const kernels::SwigluForwardArgs& a) override {
+    cpu::SwigluForward(a, context_);
+  }
+  void SwigluBackward(const kernels::SwigluBackwardArgs& a) override {
+    cpu::SwigluBackward(a, context_);
+  }
+  void Gemm(const kernels::GemmArgs& a) override { cpu::Gemm(a, context_); }
+  void Axpy(const kernels::AxpyArgs& a) override { cpu::Axpy(a, context_); }
+  void Dropout(const kernels::DropoutArgs& a) override { cpu::Dropout(a, context_); }
+  void GatherActRows(const kernels::GatherActRowsArgs& a) override {
+    cpu::GatherActRows(a, context_);
+  }
+  void ScatterActRows(const kernels::ScatterActRowsArgs& a) override {
+    cpu::ScatterActRows(a, context_);
+  }
+  void LossSlice(const kernels::LossSliceArgs& a) override { cpu::LossSlice(a, context_); }
+  void LossTargetRows(const kernels::LossTargetRowsArgs& a) override {
+    cpu::LossTargetRows(a, context_);
+  }
+  void LossFinish(const kernels::LossFinishArgs& a) override { cpu::LossFinish(a, context_); }
+  void SumSquares(const kernels::SumSquaresArgs& a) override { cpu::SumSquares(a, context_); }
+  void AdamW(const kernels::AdamWArgs& a) override { cpu::AdamW(a, context_); }
+
+ private:
+  const CpuBackendOptions options_;
+  cpu::CpuContext context_;
+  CpuCopyStream copies_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options) {
+  return std::make_unique<CpuBackend>(options);
+}
+
+}  // namespace soup::engine
