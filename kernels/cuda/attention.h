@@ -1,12 +1,14 @@
-// Our own attention on CUDA: causal, packed sequences, GQA, sliding window, soft cap; forward and a two-pass backward, sm_80 and
-// newer (mma.sync bf16 with fp32 accumulation, ldmatrix, cp.async). No atomics, no S^2 memory: bitwise repeatable.
-// Method: Dao et al., arXiv 2205.14135 and 2307.08691; P is scaled by a reference that moves only when a row's sum would leave
-// fp32, so a block is rarely rescaled.
+// Our own attention on CUDA: causal, packed sequences, GQA, sliding window, soft cap; forward and a
+// two-pass backward, sm_80 and newer (mma.sync bf16 with fp32 accumulation, ldmatrix, cp.async). No
+// atomics, no S^2 memory: bitwise repeatable. Method: Dao et al., arXiv 2205.14135 and 2307.08691;
+// P is scaled by a reference that moves only when a row's sum would leave fp32, so a block is
+// rarely rescaled.
 //
-// q, k, v are column ranges of one buffer with `row_stride`; dq, dk, dv of one with `grad_row_stride`; strides are multiples of 8
-// elements and pointers 16-byte aligned. Head dims 16, 32, 64, 96, 128, 256.
-// Here lse and delta are [Hq, T] (kernels/ops.h leaves their order to the backend: only backward reads them).
-// Rows that no sequence covers (bucket tail): out, dq, dk, dv are set to zero; lse and delta are not read there.
+// q, k, v are column ranges of one buffer with `row_stride`; dq, dk, dv of one with
+// `grad_row_stride`; strides are multiples of 8 elements and pointers 16-byte aligned. Head dims
+// 16, 32, 64, 96, 128, 256. Here lse and delta are [Hq, T] (kernels/ops.h leaves their order to the
+// backend: only backward reads them). Rows that no sequence covers (bucket tail): out, dq, dk, dv
+// are set to zero; lse and delta are not read there.
 #ifndef SOUP_KERNELS_CUDA_ATTENTION_H_
 #define SOUP_KERNELS_CUDA_ATTENTION_H_
 
@@ -19,34 +21,39 @@
 
 namespace soup::kernels::cuda {
 
-// Extra parameters of a family. Query i sees key j when 0 <= i - j and (window == 0 or i - j < window); scores s become
-// cap * tanh(s / cap) when soft_cap > 0.
+// Extra parameters of a family. Query i sees key j when 0 <= i - j and (window == 0 or i - j <
+// window); scores s become cap * tanh(s / cap) when soft_cap > 0.
 struct AttentionVariant {
   int32_t window = 0;
   float soft_cap = 0.f;
 };
 
-// What the kernels need to know of the device, read once. Errors: cudaErrorInvalidDevice below sm_80.
+// What the kernels need to know of the device, read once. Errors: cudaErrorInvalidDevice below
+// sm_80.
 struct AttentionDevice {
   int sms = 0;
-  int tile_class = 0;  // 0: 227 KB of shared memory a block (sm_90), 1: 163 KB (sm_80), 2: 99 KB (sm_86, sm_89, sm_120)
+  int tile_class = 0;  // 0: 227 KB of shared memory a block (sm_90), 1: 163 KB (sm_80), 2: 99 KB
+                       // (sm_86, sm_89, sm_120)
 };
 cudaError_t QueryAttentionDevice(int device, AttentionDevice* out);
 
-// One block of work of a kernel: rows [row, row + block) of the sequence that starts at token `first` and has `length` tokens.
+// One block of work of a kernel: rows [row, row + block) of the sequence that starts at token
+// `first` and has `length` tokens.
 struct AttentionTile {
   int32_t first, length, row, unused;
 };
 
-// The tiles of one packed micro-batch, heaviest first over all sequences. A pure function of its inputs, made on the host and
-// copied to the device by the caller, who keeps the copies alive while kernels run.
+// The tiles of one packed micro-batch, heaviest first over all sequences. A pure function of its
+// inputs, made on the host and copied to the device by the caller, who keeps the copies alive while
+// kernels run.
 struct AttentionSchedule {
   std::vector<AttentionTile> forward, backward_q, backward_kv;
   int kv_split = 1;  // blocks that share the query heads of one kv head; > 1 needs `partials`
 };
 // Errors: cudaErrorInvalidValue for a head dim that is not supported.
-cudaError_t MakeAttentionSchedule(const AttentionDevice& device, const int32_t* cu_seqlens, int64_t sequences, int64_t Hq,
-                                  int64_t Hkv, int64_t D, const AttentionVariant& variant, AttentionSchedule* out);
+cudaError_t MakeAttentionSchedule(const AttentionDevice& device, const int32_t* cu_seqlens,
+                                  int64_t sequences, int64_t Hq, int64_t Hkv, int64_t D,
+                                  const AttentionVariant& variant, AttentionSchedule* out);
 // Most tiles of one list that any micro-batch of at most T tokens in at most S sequences can have.
 int64_t MaxAttentionTiles(int64_t T, int64_t S);
 // Bytes of `partials` for a split: fp32 [split, 2, T, Hkv * D]; 0 when split is 1.
@@ -62,10 +69,12 @@ struct AttentionTiles {
   float* partials = nullptr;
 };
 
-cudaError_t AttentionForward(const AttentionForwardArgs& args, const AttentionVariant& variant, const AttentionTiles& tiles,
-                             const AttentionDevice& device, cudaStream_t stream);
-cudaError_t AttentionBackward(const AttentionBackwardArgs& args, const AttentionVariant& variant, const AttentionTiles& tiles,
-                              const AttentionDevice& device, cudaStream_t stream);
+cudaError_t AttentionForward(const AttentionForwardArgs& args, const AttentionVariant& variant,
+                             const AttentionTiles& tiles, const AttentionDevice& device,
+                             cudaStream_t stream);
+cudaError_t AttentionBackward(const AttentionBackwardArgs& args, const AttentionVariant& variant,
+                              const AttentionTiles& tiles, const AttentionDevice& device,
+                              cudaStream_t stream);
 
 }  // namespace soup::kernels::cuda
 

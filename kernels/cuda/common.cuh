@@ -1,4 +1,5 @@
-// What the CUDA ops share: 16-byte vectors of bf16, sums in fixed order, grids. Device code only; C++17.
+// What the CUDA ops share: 16-byte vectors of bf16, sums in fixed order, grids. Device code only;
+// C++17.
 #ifndef SOUP_KERNELS_CUDA_COMMON_CUH_
 #define SOUP_KERNELS_CUDA_COMMON_CUH_
 
@@ -31,8 +32,9 @@ __device__ __forceinline__ uint4 Pack8(const float (&f)[8]) {
   return v;
 }
 
-// Sum over the block, the same bits in every thread: butterfly in each warp, then the warps' sums in index order.
-// `shared` holds 32 values; the call may follow another one on the same array (it synchronises first).
+// Sum over the block, the same bits in every thread: butterfly in each warp, then the warps' sums
+// in index order. `shared` holds 32 values; the call may follow another one on the same array (it
+// synchronises first).
 __device__ __forceinline__ float BlockSum(float x, float* shared) {
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, x, o);

@@ -13,8 +13,9 @@ __device__ __forceinline__ int64_t FirstIndex() {
 __device__ __forceinline__ int64_t Stride() { return gridDim.x * static_cast<int64_t>(blockDim.x); }
 
 // gate_up [T, 2 I] as vectors of 8: row of 2 * width vectors, gate first; y [T, I].
-__global__ void __launch_bounds__(kBlock) SwigluForwardKernel(const uint4* __restrict__ gate_up,
-                                                              uint4* __restrict__ y, int64_t T, int width) {
+__global__ void __launch_bounds__(kBlock)
+    SwigluForwardKernel(const uint4* __restrict__ gate_up, uint4* __restrict__ y, int64_t T,
+                        int width) {
   const int64_t n = T * width;
   for (int64_t i = FirstIndex(); i < n; i += Stride()) {
     const int64_t t = i / width, c = i - t * width;
@@ -27,10 +28,11 @@ __global__ void __launch_bounds__(kBlock) SwigluForwardKernel(const uint4* __res
   }
 }
 
-// With s = sigmoid(g): d_up = dy * g s; d_gate = dy * u * s (1 + g (1 - s)). In place is fine: a thread reads both of its
-// vectors before it writes them.
-__global__ void __launch_bounds__(kBlock) SwigluBackwardKernel(const uint4* gate_up, const uint4* __restrict__ dy,
-                                                               uint4* d_gate_up, int64_t T, int width) {
+// With s = sigmoid(g): d_up = dy * g s; d_gate = dy * u * s (1 + g (1 - s)). In place is fine: a
+// thread reads both of its vectors before it writes them.
+__global__ void __launch_bounds__(kBlock)
+    SwigluBackwardKernel(const uint4* gate_up, const uint4* __restrict__ dy, uint4* d_gate_up,
+                         int64_t T, int width) {
   const int64_t n = T * width;
   for (int64_t i = FirstIndex(); i < n; i += Stride()) {
     const int64_t t = i / width, c = i - t * width;
@@ -51,7 +53,8 @@ __global__ void __launch_bounds__(kBlock) SwigluBackwardKernel(const uint4* gate
   }
 }
 
-__global__ void __launch_bounds__(kBlock) AxpyKernel(const bf16* x, bf16* y, int64_t n, float scale, bool accumulate) {
+__global__ void __launch_bounds__(kBlock)
+    AxpyKernel(const bf16* x, bf16* y, int64_t n, float scale, bool accumulate) {
   const int64_t vectors = n / kVector;
   for (int64_t i = FirstIndex(); i < vectors; i += Stride()) {
     float a[8], b[8];
@@ -69,8 +72,9 @@ __global__ void __launch_bounds__(kBlock) AxpyKernel(const bf16* x, bf16* y, int
 }
 
 // A thread takes 4 elements: one Philox block.
-__global__ void __launch_bounds__(kBlock) DropoutKernel(const bf16* x, bf16* y, int64_t n, uint32_t threshold,
-                                                        float keep_scale, PhiloxStream draws) {
+__global__ void __launch_bounds__(kBlock)
+    DropoutKernel(const bf16* x, bf16* y, int64_t n, uint32_t threshold, float keep_scale,
+                  PhiloxStream draws) {
   const int64_t blocks = (n + 3) / 4;
   for (int64_t i = FirstIndex(); i < blocks; i += Stride()) {
     const PhiloxBlock draw = draws.Block(static_cast<uint64_t>(i));
@@ -82,32 +86,34 @@ __global__ void __launch_bounds__(kBlock) DropoutKernel(const bf16* x, bf16* y, 
 }
 
 // One block a row of `width` 16-byte vectors.
-__global__ void __launch_bounds__(kBlock) GatherKernel(const uint4* __restrict__ table,
-                                                       const int32_t* __restrict__ rows, uint4* __restrict__ y,
-                                                       int width) {
+__global__ void __launch_bounds__(kBlock)
+    GatherKernel(const uint4* __restrict__ table, const int32_t* __restrict__ rows,
+                 uint4* __restrict__ y, int width) {
   const uint4* from = table + static_cast<int64_t>(rows[blockIdx.x]) * width;
   uint4* to = y + static_cast<int64_t>(blockIdx.x) * width;
   for (int c = threadIdx.x; c < width; c += blockDim.x) to[c] = from[c];
 }
 
-__global__ void __launch_bounds__(kBlock) ScatterKernel(const uint4* __restrict__ dy,
-                                                        const int32_t* __restrict__ rows, uint4* __restrict__ dx,
-                                                        int width) {
+__global__ void __launch_bounds__(kBlock)
+    ScatterKernel(const uint4* __restrict__ dy, const int32_t* __restrict__ rows,
+                  uint4* __restrict__ dx, int width) {
   uint4* to = dx + static_cast<int64_t>(rows[blockIdx.x]) * width;
   const uint4* from = dy + static_cast<int64_t>(blockIdx.x) * width;
   for (int c = threadIdx.x; c < width; c += blockDim.x) to[c] = from[c];
 }
 
-__global__ void __launch_bounds__(kBlock) NarrowKernel(const float* __restrict__ src, bf16* __restrict__ dst,
-                                                       int64_t n) {
+__global__ void __launch_bounds__(kBlock)
+    NarrowKernel(const float* __restrict__ src, bf16* __restrict__ dst, int64_t n) {
   for (int64_t i = FirstIndex(); i < n; i += Stride()) dst[i] = __float2bfloat16_rn(src[i]);
 }
 
-cudaError_t Gather(const void* table, const int32_t* rows, void* y, int64_t n, int64_t H, cudaStream_t stream) {
+cudaError_t Gather(const void* table, const int32_t* rows, void* y, int64_t n, int64_t H,
+                   cudaStream_t stream) {
   if (H % kVector != 0 || !Aligned16(table) || !Aligned16(y)) return cudaErrorInvalidValue;
   if (n == 0) return cudaSuccess;
-  GatherKernel<<<static_cast<unsigned>(n), kBlock, 0, stream>>>(static_cast<const uint4*>(table), rows,
-                                                                static_cast<uint4*>(y), static_cast<int>(H / kVector));
+  GatherKernel<<<static_cast<unsigned>(n), kBlock, 0, stream>>>(static_cast<const uint4*>(table),
+                                                                rows, static_cast<uint4*>(y),
+                                                                static_cast<int>(H / kVector));
   return cudaGetLastError();
 }
 
@@ -117,7 +123,8 @@ cudaError_t SwigluForward(const SwigluForwardArgs& a, cudaStream_t stream) {
   if (a.I % kVector != 0 || !Aligned16(a.gate_up) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
   SwigluForwardKernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
-      static_cast<const uint4*>(a.gate_up), static_cast<uint4*>(a.y), a.T, static_cast<int>(a.I / kVector));
+      static_cast<const uint4*>(a.gate_up), static_cast<uint4*>(a.y), a.T,
+      static_cast<int>(a.I / kVector));
   return cudaGetLastError();
 }
 
@@ -127,8 +134,8 @@ cudaError_t SwigluBackward(const SwigluBackwardArgs& a, cudaStream_t stream) {
   }
   if (a.T == 0) return cudaSuccess;
   SwigluBackwardKernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
-      static_cast<const uint4*>(a.gate_up), static_cast<const uint4*>(a.dy), static_cast<uint4*>(a.d_gate_up), a.T,
-      static_cast<int>(a.I / kVector));
+      static_cast<const uint4*>(a.gate_up), static_cast<const uint4*>(a.dy),
+      static_cast<uint4*>(a.d_gate_up), a.T, static_cast<int>(a.I / kVector));
   return cudaGetLastError();
 }
 
@@ -160,10 +167,12 @@ cudaError_t GatherActRows(const GatherActRowsArgs& a, cudaStream_t stream) {
 
 cudaError_t ScatterActRows(const ScatterActRowsArgs& a, cudaStream_t stream) {
   if (a.H % kVector != 0 || !Aligned16(a.dy) || !Aligned16(a.dx)) return cudaErrorInvalidValue;
-  const cudaError_t cleared = cudaMemsetAsync(a.dx, 0, static_cast<size_t>(a.T * a.H) * sizeof(bf16), stream);
+  const cudaError_t cleared =
+      cudaMemsetAsync(a.dx, 0, static_cast<size_t>(a.T * a.H) * sizeof(bf16), stream);
   if (cleared != cudaSuccess || a.n == 0) return cleared;
   ScatterKernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(
-      static_cast<const uint4*>(a.dy), a.rows, static_cast<uint4*>(a.dx), static_cast<int>(a.H / kVector));
+      static_cast<const uint4*>(a.dy), a.rows, static_cast<uint4*>(a.dx),
+      static_cast<int>(a.H / kVector));
   return cudaGetLastError();
 }
 

@@ -1,6 +1,6 @@
-// Elementwise ops and row moves on CUDA, bf16 with fp32 arithmetic. Contracts in kernels/ops.h. Widths (H, I) are
-// multiples of 8 and pointers 16-byte aligned, else cudaErrorInvalidValue. Axpy and Dropout take any n (aligned starts).
-// No sums across threads: bitwise repeatable.
+// Elementwise ops and row moves on CUDA, bf16 with fp32 arithmetic. Contracts in kernels/ops.h.
+// Widths (H, I) are multiples of 8 and pointers 16-byte aligned, else cudaErrorInvalidValue. Axpy
+// and Dropout take any n (aligned starts). No sums across threads: bitwise repeatable.
 #ifndef SOUP_KERNELS_CUDA_ELEMENTWISE_H_
 #define SOUP_KERNELS_CUDA_ELEMENTWISE_H_
 

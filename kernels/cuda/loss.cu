@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   best = BlockMax(best, shared);
   const float m_old = a.first ? -INFINITY : a.m[i];
   const float m_new = (m_old > best || m_old != m_old) ? m_old : best;
-  // exp(-inf - finite) is 0, as wanted on the first slice; -inf - -inf cannot happen with finite logits.
+  // exp(-inf - finite) is 0, as wanted on the first slice; -inf - -inf cannot happen with finite
+  // logits.
   const float factor = a.first ? 0.f : __expf(m_old - m_new);
 
   const int64_t target = a.targets[i] - a.v0;
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   }
   __syncthreads();
 
-  // p as bf16 over the fp32 logits: chunk c reads bytes [4 c B, 4 (c + 1) B) and writes [2 c B, 2 (c + 1) B), which every
-  // thread has read by then: the barrier parts reading from writing.
+  // p as bf16 over the fp32 logits: chunk c reads bytes [4 c B, 4 (c + 1) B) and writes [2 c B, 2
+  // (c + 1) B), which every thread has read by then: the barrier parts reading from writing.
   bf16* p = reinterpret_cast<bf16*>(row);
   float sum = 0.f;
   for (int64_t j0 = 0; j0 < a.Vs; j0 += kBlock) {
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   float4* grad = reinterpret_cast<float4*>(a.grad + i * a.H);
   const int64_t vectors = a.H / 4;
   if (a.first) {
-    for (int64_t c = threadIdx.x; c < vectors; c += kBlock) grad[c] = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int64_t c = threadIdx.x; c < vectors; c += kBlock)
+      grad[c] = make_float4(0.f, 0.f, 0.f, 0.f);
   } else if (factor != 1.f) {
     for (int64_t c = threadIdx.x; c < vectors; c += kBlock) {
       float4 g = grad[c];
@@ -70,10 +72,9 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   }
 }
 
-__global__ void __launch_bounds__(kRowBlock) TargetRowsKernel(const uint4* __restrict__ weight,
-                                                              const int32_t* __restrict__ targets,
-                                                              uint4* __restrict__ out, int64_t v0, int64_t Vs,
-                                                              int width) {
+__global__ void __launch_bounds__(kRowBlock)
+    TargetRowsKernel(const uint4* __restrict__ weight, const int32_t* __restrict__ targets,
+                     uint4* __restrict__ out, int64_t v0, int64_t Vs, int width) {
   const int64_t target = targets[blockIdx.x] - v0;
   if (target < 0 || target >= Vs) return;
   for (int c = threadIdx.x; c < width; c += kRowBlock) {
@@ -111,7 +112,8 @@ cudaError_t LossSlice(const LossSliceArgs& a, cudaStream_t stream) {
 }
 
 cudaError_t LossTargetRows(const LossTargetRowsArgs& a, cudaStream_t stream) {
-  if (a.H % kVector != 0 || !Aligned16(a.weight) || !Aligned16(a.target_row)) return cudaErrorInvalidValue;
+  if (a.H % kVector != 0 || !Aligned16(a.weight) || !Aligned16(a.target_row))
+    return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
   TargetRowsKernel<<<static_cast<unsigned>(a.n), kRowBlock, 0, stream>>>(
       static_cast<const uint4*>(a.weight), a.targets, static_cast<uint4*>(a.target_row), a.v0, a.Vs,

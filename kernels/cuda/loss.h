@@ -1,6 +1,7 @@
-// The fused cross entropy by vocabulary slices on CUDA. Contracts in kernels/ops.h. One block a row, fixed orders, no
-// atomics: bitwise repeatable. Here p is bf16 and lies over the logits: row i of the GEMM's A operand starts where row i of
-// the logits starts, so its leading dimension is 2 * Vs. H a multiple of 8.
+// The fused cross entropy by vocabulary slices on CUDA. Contracts in kernels/ops.h. One block a
+// row, fixed orders, no atomics: bitwise repeatable. Here p is bf16 and lies over the logits: row i
+// of the GEMM's A operand starts where row i of the logits starts, so its leading dimension is 2 *
+// Vs. H a multiple of 8.
 #ifndef SOUP_KERNELS_CUDA_LOSS_H_
 #define SOUP_KERNELS_CUDA_LOSS_H_
 

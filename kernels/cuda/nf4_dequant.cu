@@ -11,8 +11,9 @@ constexpr int kUnroll = 4;  // words a thread has in flight
 __constant__ float nested_code[256];
 __constant__ float nf4_code[16];
 
-// A thread turns 4-byte words (8 codes) into 16-byte stores, so that a warp reads 128 and writes 512 contiguous bytes.
-// The code table stands once a bank (entry e of lane l at e * 32 + l): no conflicts whatever the codes are.
+// A thread turns 4-byte words (8 codes) into 16-byte stores, so that a warp reads 128 and writes
+// 512 contiguous bytes. The code table stands once a bank (entry e of lane l at e * 32 + l): no
+// conflicts whatever the codes are.
 template <bool kDouble>
 __global__ void __launch_bounds__(kBlock)
     DequantKernel(const uint32_t* __restrict__ packed, const float* __restrict__ absmax,
@@ -28,8 +29,8 @@ __global__ void __launch_bounds__(kBlock)
   }
   __syncthreads();
   const float* mine = codes + (threadIdx.x & 31);
-  for (int64_t base = blockIdx.x * static_cast<int64_t>(kBlock * kUnroll) + threadIdx.x; base < words;
-       base += gridDim.x * static_cast<int64_t>(kBlock * kUnroll)) {
+  for (int64_t base = blockIdx.x * static_cast<int64_t>(kBlock * kUnroll) + threadIdx.x;
+       base < words; base += gridDim.x * static_cast<int64_t>(kBlock * kUnroll)) {
     uint32_t word[kUnroll];
     float scale[kUnroll];
 #pragma unroll
@@ -38,7 +39,9 @@ __global__ void __launch_bounds__(kBlock)
       if (i >= words) continue;
       word[u] = __ldcs(packed + i);
       if (kDouble) {
-        scale[u] = __fadd_rn(__fmul_rn(nested[__ldg(absmax_q + (i >> 3))], __ldg(nested_absmax + (i >> 11))), offset);
+        scale[u] = __fadd_rn(
+            __fmul_rn(nested[__ldg(absmax_q + (i >> 3))], __ldg(nested_absmax + (i >> 11))),
+            offset);
       } else {
         scale[u] = __ldg(absmax + (i >> 3));
       }
@@ -70,26 +73,29 @@ __global__ void TailKernel(Nf4DequantArgs a, int64_t first) {
                                                     a.nested_absmax[block / kNf4NestedBlockSize]),
                                           a.nested_offset[0])
                               : a.absmax[block];
-  static_cast<bf16*>(a.dst)[i] = __float2bfloat16_rn(nf4_code[i % 2 == 0 ? byte >> 4 : byte & 15] * scale);
+  static_cast<bf16*>(a.dst)[i] =
+      __float2bfloat16_rn(nf4_code[i % 2 == 0 ? byte >> 4 : byte & 15] * scale);
 }
 
 }  // namespace
 
 cudaError_t LoadNf4Tables() {
-  const cudaError_t status = cudaMemcpyToSymbol(nested_code, Nf4NestedCode().data(), sizeof(float) * 256);
+  const cudaError_t status =
+      cudaMemcpyToSymbol(nested_code, Nf4NestedCode().data(), sizeof(float) * 256);
   if (status != cudaSuccess) return status;
   return cudaMemcpyToSymbol(nf4_code, kNf4Code.data(), sizeof(float) * 16);
 }
 
 cudaError_t Nf4Dequant(const Nf4DequantArgs& a, cudaStream_t stream) {
   const bool is_double = a.absmax == nullptr;
-  if (!Aligned16(a.dst) || (reinterpret_cast<uintptr_t>(a.packed) & 3) != 0) return cudaErrorInvalidValue;
+  if (!Aligned16(a.dst) || (reinterpret_cast<uintptr_t>(a.packed) & 3) != 0)
+    return cudaErrorInvalidValue;
   const int64_t words = a.n / 8;
   if (words > 0) {
     auto kernel = is_double ? DequantKernel<true> : DequantKernel<false>;
     kernel<<<GridFor(words, kBlock * kUnroll), kBlock, 0, stream>>>(
-        reinterpret_cast<const uint32_t*>(a.packed), a.absmax, a.absmax_q, a.nested_absmax, a.nested_offset,
-        static_cast<uint4*>(a.dst), words);
+        reinterpret_cast<const uint32_t*>(a.packed), a.absmax, a.absmax_q, a.nested_absmax,
+        a.nested_offset, static_cast<uint4*>(a.dst), words);
   }
   if (a.n % 8 != 0) {
     auto kernel = is_double ? TailKernel<true> : TailKernel<false>;

@@ -4,7 +4,8 @@
 namespace soup::kernels::cuda {
 namespace {
 
-// Vectors of 8 a thread holds in registers: rows up to kBlock * kHeld * 8 = 16384 wide are read once.
+// Vectors of 8 a thread holds in registers: rows up to kBlock * kHeld * 8 = 16384 wide are read
+// once.
 constexpr int kHeld = 4;
 constexpr int kBlock = 512;
 
@@ -16,9 +17,10 @@ unsigned BlockFor(int64_t H) {
 }
 
 // x, y [T, H]; grid T, block BlockFor(H).
-__global__ void __launch_bounds__(kBlock) ForwardKernel(const uint4* __restrict__ x, const uint4* __restrict__ weight,
-                                                        uint4* __restrict__ y, float* __restrict__ rstd, int vectors,
-                                                        float inv_h, float eps) {
+__global__ void __launch_bounds__(kBlock)
+    ForwardKernel(const uint4* __restrict__ x, const uint4* __restrict__ weight,
+                  uint4* __restrict__ y, float* __restrict__ rstd, int vectors, float inv_h,
+                  float eps) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
   uint4 held[kHeld];
@@ -52,10 +54,10 @@ __global__ void __launch_bounds__(kBlock) ForwardKernel(const uint4* __restrict_
 }
 
 // dx (+)= r * (dy w - x * r^2 * mean(dy w x)); grid T.
-__global__ void __launch_bounds__(kBlock) BackwardKernel(const uint4* __restrict__ dy, const uint4* __restrict__ x,
-                                                         const uint4* __restrict__ weight,
-                                                         const float* __restrict__ rstd, uint4* dx, int vectors,
-                                                         float inv_h, bool accumulate) {
+__global__ void __launch_bounds__(kBlock)
+    BackwardKernel(const uint4* __restrict__ dy, const uint4* __restrict__ x,
+                   const uint4* __restrict__ weight, const float* __restrict__ rstd, uint4* dx,
+                   int vectors, float inv_h, bool accumulate) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
   float dot = 0.f;
@@ -89,22 +91,26 @@ __global__ void __launch_bounds__(kBlock) BackwardKernel(const uint4* __restrict
 }  // namespace
 
 cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream) {
-  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.weight)) return cudaErrorInvalidValue;
+  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.weight))
+    return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
   ForwardKernel<<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
-      static_cast<const uint4*>(a.x), reinterpret_cast<const uint4*>(a.weight), static_cast<uint4*>(a.y), a.rstd,
-      static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.eps);
+      static_cast<const uint4*>(a.x), reinterpret_cast<const uint4*>(a.weight),
+      static_cast<uint4*>(a.y), a.rstd, static_cast<int>(a.H / kVector),
+      1.f / static_cast<float>(a.H), a.eps);
   return cudaGetLastError();
 }
 
 cudaError_t RmsNormBackward(const RmsNormBackwardArgs& a, cudaStream_t stream) {
-  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.dy) || !Aligned16(a.dx) || !Aligned16(a.weight)) {
+  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.dy) || !Aligned16(a.dx) ||
+      !Aligned16(a.weight)) {
     return cudaErrorInvalidValue;
   }
   if (a.T == 0) return cudaSuccess;
   BackwardKernel<<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
-      static_cast<const uint4*>(a.dy), static_cast<const uint4*>(a.x), reinterpret_cast<const uint4*>(a.weight), a.rstd,
-      static_cast<uint4*>(a.dx), static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate);
+      static_cast<const uint4*>(a.dy), static_cast<const uint4*>(a.x),
+      reinterpret_cast<const uint4*>(a.weight), a.rstd, static_cast<uint4*>(a.dx),
+      static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,6 @@
-// RMSNorm on CUDA: bf16 in and out, fp32 sums. Contracts in kernels/ops.h. H a multiple of 8, pointers 16-byte aligned,
-// else cudaErrorInvalidValue. One block a row; the row's sum is taken in one fixed order: bitwise repeatable.
+// RMSNorm on CUDA: bf16 in and out, fp32 sums. Contracts in kernels/ops.h. H a multiple of 8,
+// pointers 16-byte aligned, else cudaErrorInvalidValue. One block a row; the row's sum is taken in
+// one fixed order: bitwise repeatable.
 #ifndef SOUP_KERNELS_CUDA_NORM_H_
 #define SOUP_KERNELS_CUDA_NORM_H_
 

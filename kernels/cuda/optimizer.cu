@@ -18,8 +18,9 @@ __device__ __forceinline__ double BlockSumDouble(double x, double* shared) {
   return sum;
 }
 
-__global__ void __launch_bounds__(kBlock) PartialSquaresKernel(const float* __restrict__ x, int64_t n, int64_t run,
-                                                               double* __restrict__ partials) {
+__global__ void __launch_bounds__(kBlock)
+    PartialSquaresKernel(const float* __restrict__ x, int64_t n, int64_t run,
+                         double* __restrict__ partials) {
   __shared__ double shared[kBlock / 32];
   const int64_t begin = blockIdx.x * run;
   const int64_t end = begin + run < n ? begin + run : n;
@@ -32,7 +33,8 @@ __global__ void __launch_bounds__(kBlock) PartialSquaresKernel(const float* __re
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kBlock) TotalKernel(const double* __restrict__ partials, double* __restrict__ result) {
+__global__ void __launch_bounds__(kBlock)
+    TotalKernel(const double* __restrict__ partials, double* __restrict__ result) {
   __shared__ double shared[kBlock / 32];
   double sum = 0.0;
   for (int i = threadIdx.x; i < kSumSquaresPartials; i += kBlock) sum += partials[i];
@@ -40,7 +42,8 @@ __global__ void __launch_bounds__(kBlock) TotalKernel(const double* __restrict__
   if (threadIdx.x == 0) result[0] = sum;
 }
 
-__global__ void __launch_bounds__(kBlock) AdamWKernel(AdamWArgs a, float decay, float step_size, float inv_sqrt_bc2) {
+__global__ void __launch_bounds__(kBlock)
+    AdamWKernel(AdamWArgs a, float decay, float step_size, float inv_sqrt_bc2) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x; i < a.n;
        i += gridDim.x * static_cast<int64_t>(kBlock)) {
     const float g = a.g[i] * a.grad_scale;
@@ -65,9 +68,9 @@ cudaError_t AdamW(const AdamWArgs& a, cudaStream_t stream) {
   if (a.n == 0) return cudaSuccess;
   const double bc1 = 1.0 - std::pow(static_cast<double>(a.beta1), static_cast<double>(a.t));
   const double bc2 = 1.0 - std::pow(static_cast<double>(a.beta2), static_cast<double>(a.t));
-  AdamWKernel<<<GridFor(a.n, kBlock), kBlock, 0, stream>>>(a, static_cast<float>(1.0 - double{a.lr} * a.weight_decay),
-                                                           static_cast<float>(a.lr / bc1),
-                                                           static_cast<float>(1.0 / std::sqrt(bc2)));
+  AdamWKernel<<<GridFor(a.n, kBlock), kBlock, 0, stream>>>(
+      a, static_cast<float>(1.0 - double{a.lr} * a.weight_decay), static_cast<float>(a.lr / bc1),
+      static_cast<float>(1.0 / std::sqrt(bc2)));
   return cudaGetLastError();
 }
 

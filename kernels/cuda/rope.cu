@@ -6,11 +6,12 @@ namespace {
 
 constexpr int kBlock = 256;
 
-// A thread takes 8 angles of one token and turns those pairs in every head: sincos once, heads read with 16-byte loads.
-// Grid-stride over (token, group of 8 angles).
-__global__ void __launch_bounds__(kBlock) RopeKernel(bf16* __restrict__ x, const int32_t* __restrict__ positions,
-                                                     const float* __restrict__ inv_freq, int64_t T, int heads, int D,
-                                                     int64_t row_stride, float sign) {
+// A thread takes 8 angles of one token and turns those pairs in every head: sincos once, heads read
+// with 16-byte loads. Grid-stride over (token, group of 8 angles).
+__global__ void __launch_bounds__(kBlock)
+    RopeKernel(bf16* __restrict__ x, const int32_t* __restrict__ positions,
+               const float* __restrict__ inv_freq, int64_t T, int heads, int D, int64_t row_stride,
+               float sign) {
   const int groups = D / 16;
   const int64_t n = T * groups;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x; i < n;
@@ -48,8 +49,8 @@ cudaError_t Rope(const RopeArgs& a, cudaStream_t stream) {
   if (a.D % 16 != 0 || a.row_stride % kVector != 0 || !Aligned16(a.x)) return cudaErrorInvalidValue;
   if (a.T == 0 || a.heads == 0) return cudaSuccess;
   RopeKernel<<<GridFor(a.T * (a.D / 16), kBlock), kBlock, 0, stream>>>(
-      static_cast<bf16*>(a.x), a.positions, a.inv_freq, a.T, static_cast<int>(a.heads), static_cast<int>(a.D),
-      a.row_stride, a.inverse ? -1.f : 1.f);
+      static_cast<bf16*>(a.x), a.positions, a.inv_freq, a.T, static_cast<int>(a.heads),
+      static_cast<int>(a.D), a.row_stride, a.inverse ? -1.f : 1.f);
   return cudaGetLastError();
 }
 

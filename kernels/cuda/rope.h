@@ -1,5 +1,6 @@
-// Rotary embedding on CUDA, bf16 in place, angles in fp32. Contract in kernels/ops.h. D a multiple of 16, row_stride a
-// multiple of 8, x 16-byte aligned, else cudaErrorInvalidValue. Elementwise: bitwise repeatable.
+// Rotary embedding on CUDA, bf16 in place, angles in fp32. Contract in kernels/ops.h. D a multiple
+// of 16, row_stride a multiple of 8, x 16-byte aligned, else cudaErrorInvalidValue. Elementwise:
+// bitwise repeatable.
 #ifndef SOUP_KERNELS_CUDA_ROPE_H_
 #define SOUP_KERNELS_CUDA_ROPE_H_
 
