@@ -1,0 +1,234 @@
+// Shared parts of the decoder layer, and its forward. Backward: decoder_layer_backward.cc.
+#include "engine/train/decoder_layer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
+
+namespace soup::engine {
+
+LayerActivations PassItemState::KeptOf(const PassEnv& env, int64_t l) const {
+  const ModelSpec& m = env.spec;
+  LayerActivations a;
+  a.qkv = At(kept.qkv, l * T * m.qkv_width(), env.act_bytes);
+  a.attention = At(kept.attention, l * T * m.q_width(), env.act_bytes);
+  a.lse = kept.lse + l * T * m.heads;
+  a.middle = At(kept.middle, l * T * m.hidden, env.act_bytes);
+  a.gate_up = At(kept.gate_up, l * T * 2 * m.intermediate, env.act_bytes);
+  a.low_rank = At(kept.low_rank, l * T * lora->targets * lora->r, env.act_bytes);
+  return a;
+}
+
+DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items,
+                           void* weight_scratch)
+    : env_(env), items_(*items), weight_scratch_(weight_scratch) {
+  for (const PassItemState& item : items_) {
+    const int64_t r = item.lora->r;
+    largest_.tokens = std::max(largest_.tokens, item.T);
+    if (!item.keeps) {
+      largest_.unkept_tokens = std::max(largest_.unkept_tokens, item.T);
+      largest_.unkept_rank = std::max(largest_.unkept_rank, r);
+    }
+    if (!item.train) continue;
+    largest_.train_tokens = std::max(largest_.train_tokens, item.T);
+    largest_.train_rank = std::max(largest_.train_rank, r);
+    if (item.lora->adapts(Module::kDown)) {
+      largest_.down_tokens = std::max(largest_.down_tokens, item.T);
+    }
+    if (item.lora->dropout == 0) continue;
+    for (int m = 0; m < kModules; ++m) {
+      if (item.lora->target_index[m] < 0) continue;
+      const int64_t in = item.lora->site(0, static_cast<Module>(m)).in;
+      largest_.dropped = std::max(largest_.dropped, item.T * in);
+    }
+  }
+}
+
+absl::StatusOr<std::byte*> DecoderLayer::Take(std::vector<ArenaBuffer>& owners,
+                                              absl::string_view name, int64_t elements,
+                                              int64_t element_bytes) {
+  if (elements == 0) return nullptr;
+  SOUP_ASSIGN_OR_RETURN(ArenaBuffer buffer, env_.arena->Take(name, elements * element_bytes));
+  owners.push_back(std::move(buffer));
+  return owners.back().data();
+}
+
+std::byte* DecoderLayer::LowRank(const PassItemState& item, Module m,
+                                 const LayerActivations& a) const {
+  if (!item.lora->adapts(m)) return nullptr;
+  return a.low_rank == nullptr ? scratch_.low_rank : LowRankOf(env_, item, m, a.low_rank);
+}
+
+absl::Status DecoderLayer::BeginForward() {
+  const ModelSpec& m = env_.spec;
+  std::vector<ArenaBuffer>& owners = scratch_.owners;
+  const int64_t act = env_.act_bytes;
+  for (PassItemState& item : items_) {
+    const int64_t width = item.keeps ? m.intermediate : std::max(m.q_width(), m.intermediate);
+    SOUP_ASSIGN_OR_RETURN(item.work,
+                          Take(owners, ItemBuffer(item.index, kItemWork), item.T * width, act));
+  }
+  SOUP_ASSIGN_OR_RETURN(scratch_.hidden,
+                        Take(owners, kForwardHidden, largest_.tokens * m.hidden, act));
+  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, Take(owners, kForwardRstd, largest_.tokens, 4));
+  scratch_.rstd = reinterpret_cast<float*>(rstd);
+  SOUP_ASSIGN_OR_RETURN(
+      scratch_.low_rank,
+      Take(owners, kForwardLowRank, largest_.unkept_tokens * largest_.unkept_rank, act));
+  SOUP_ASSIGN_OR_RETURN(scratch_.lora.dropped,
+                        Take(owners, kForwardDropped, largest_.dropped, act));
+  return absl::OkStatus();
+}
+
+void DecoderLayer::EndForward() {
+  for (PassItemState& item : items_) item.work = nullptr;
+  scratch_ = Scratch();
+}
+
+absl::Status DecoderLayer::Forward(int64_t layer, const std::byte* slab,
+                                   const SlabDone& slab_done) {
+  SOUP_RETURN_IF_ERROR(ForwardAttention(layer, slab));
+  return ForwardMlp(layer, slab, slab_done);
+}
+
+absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab) {
+  const ModelSpec& m = env_.spec;
+  // Where an item that keeps nothing has its results for the length of the visit.
+  const auto activations = [&](const PassItemState& item) {
+    if (item.keeps) return item.KeptOf(env_, layer);
+    LayerActivations a;
+    a.attention = item.work;
+    a.middle = item.boundary(env_, layer + 1);
+    return a;
+  };
+  {
+    std::vector<ArenaBuffer> owners;
+    SOUP_ASSIGN_OR_RETURN(
+        std::byte * qkv,
+        Take(owners, kForwardQkvOut, largest_.unkept_tokens * m.qkv_width(), env_.act_bytes));
+    SOUP_ASSIGN_OR_RETURN(std::byte * lse,
+                          Take(owners, kForwardLse, largest_.unkept_tokens * m.heads, 4));
+    const GroupWeight w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
+    for (const PassItemState& item : items_) {
+      LayerActivations a = activations(item);
+      if (!item.keeps) a.qkv = qkv;
+      if (!item.keeps) a.lse = reinterpret_cast<float*>(lse);
+      Qkv(item, layer, slab, w, a);
+    }
+  }
+  const GroupWeight w = MakeGroupWeight(env_, slab, Group::kO, weight_scratch_);
+  for (const PassItemState& item : items_) Output(item, layer, w, activations(item));
+  return absl::OkStatus();
+}
+
+absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
+                                      const SlabDone& slab_done) {
+  const ModelSpec& m = env_.spec;
+  const auto activations = [&](const PassItemState& item) {
+    if (item.keeps) return item.KeptOf(env_, layer);
+    LayerActivations a;
+    a.middle = item.boundary(env_, layer + 1);
+    return a;
+  };
+  {
+    std::vector<ArenaBuffer> owners;
+    SOUP_ASSIGN_OR_RETURN(std::byte * gate_up,
+                          Take(owners, kForwardGateUpOut,
+                               largest_.unkept_tokens * 2 * m.intermediate, env_.act_bytes));
+    const GroupWeight w = MakeGroupWeight(env_, slab, Group::kGateUp, weight_scratch_);
+    for (const PassItemState& item : items_) {
+      LayerActivations a = activations(item);
+      if (!item.keeps) a.gate_up = gate_up;
+      GateUp(item, layer, slab, w, a);
+      env_.backend->SwigluForward({a.gate_up, item.work, item.T, m.intermediate});
+    }
+  }
+  const GroupWeight w = MakeGroupWeight(env_, slab, Group::kDown, weight_scratch_);
+  const bool in_scratch = w.data == weight_scratch_;
+  if (in_scratch) SOUP_RETURN_IF_ERROR(slab_done());
+  for (const PassItemState& item : items_) Down(item, layer, w, activations(item));
+  return in_scratch ? absl::OkStatus() : slab_done();
+}
+
+void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std::byte* weight) {
+  kernels::RmsNormForwardArgs args;
+  args.x = x;
+  args.weight = reinterpret_cast<const uint16_t*>(weight);
+  args.y = scratch_.hidden;
+  args.rstd = scratch_.rstd;
+  args.T = item.T;
+  args.H = env_.spec.hidden;
+  args.eps = static_cast<float>(env_.spec.rms_eps);
+  env_.backend->RmsNormForward(args);
+}
+
+// norm, q k v with LoRA, rope, attention.
+void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte* slab,
+                       const GroupWeight& w, const LayerActivations& a) {
+  const ModelSpec& m = env_.spec;
+  const int64_t act = env_.act_bytes, nq = m.qkv_width();
+  Norm(item, item.boundary(env_, layer), slab + env_.layout.input_norm_offset);
+  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, nq, false);
+  for (const Module module : {Module::kQ, Module::kK, Module::kV}) {
+    LoraForward(env_, item, layer, module, scratch_.hidden, LowRank(item, module, a),
+                At(a.qkv, env_.layout.matrix(module).group_row, act), nq, scratch_.lora);
+  }
+  // Query and key heads lie side by side.
+  env_.backend->Rope({a.qkv, item.positions, env_.inverse_frequencies, item.T, m.heads + m.kv_heads,
+                      m.head_dim, nq, false});
+  kernels::AttentionForwardArgs args;
+  args.q = a.qkv;
+  args.k = At(a.qkv, m.q_width(), act);
+  args.v = At(a.qkv, m.q_width() + m.kv_width(), act);
+  args.row_stride = nq;
+  args.out = a.attention;
+  args.lse = a.lse;
+  args.cu_seqlens = item.cu_seqlens;
+  args.S = item.sequences();
+  args.T = item.T;
+  args.Hq = m.heads;
+  args.Hkv = m.kv_heads;
+  args.D = m.head_dim;
+  args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim)));
+  env_.backend->AttentionForward(args);
+}
+
+// middle = x + attention Wo^T.
+void DecoderLayer::Output(const PassItemState& item, int64_t layer, const GroupWeight& w,
+                          const LayerActivations& a) {
+  const int64_t h = env_.spec.hidden;
+  env_.backend->CopyOnDevice(a.middle, item.boundary(env_, layer), item.T * h * env_.act_bytes);
+  LinearForward(env_, a.attention, item.T, w, a.middle, h, true);
+  LoraForward(env_, item, layer, Module::kO, a.attention, LowRank(item, Module::kO, a), a.middle, h,
+              scratch_.lora);
+}
+
+// norm, gate and up with LoRA. Leaves h2 in scratch_.hidden.
+void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
+                          const GroupWeight& w, const LayerActivations& a) {
+  const int64_t width = 2 * env_.spec.intermediate;
+  Norm(item, a.middle, slab + env_.layout.post_attention_norm_offset);
+  LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width, false);
+  for (const Module module : {Module::kGate, Module::kUp}) {
+    LoraForward(env_, item, layer, module, scratch_.hidden, LowRank(item, module, a),
+                At(a.gate_up, env_.layout.matrix(module).group_row, env_.act_bytes), width,
+                scratch_.lora);
+  }
+}
+
+// x' = middle + act Wd^T, act in item.work.
+void DecoderLayer::Down(const PassItemState& item, int64_t layer, const GroupWeight& w,
+                        const LayerActivations& a) {
+  const int64_t h = env_.spec.hidden;
+  std::byte* out = item.boundary(env_, layer + 1);
+  if (a.middle != out) {
+    env_.backend->CopyOnDevice(out, a.middle, item.T * h * env_.act_bytes);
+  }
+  LinearForward(env_, item.work, item.T, w, out, h, true);
+  LoraForward(env_, item, layer, Module::kDown, item.work, LowRank(item, Module::kDown, a), out, h,
+              scratch_.lora);
+}
+
+}  // namespace soup::engine

@@ -1,0 +1,224 @@
+// Backward of the decoder layer; the order of the groups and why: decoder_layer.h.
+#include <algorithm>
+#include <cmath>
+
+#include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
+#include "engine/train/decoder_layer.h"
+
+namespace soup::engine {
+
+absl::Status DecoderLayer::TakeAgain(PassItemState& item) {
+  const ModelSpec& m = env_.spec;
+  std::vector<ArenaBuffer>& owners = scratch_.owners;
+  const int64_t t = item.T, act = env_.act_bytes, i = item.index;
+  LayerActivations a;
+  SOUP_ASSIGN_OR_RETURN(a.qkv, Take(owners, ItemBuffer(i, kAgainQkv), t * m.qkv_width(), act));
+  SOUP_ASSIGN_OR_RETURN(a.attention,
+                        Take(owners, ItemBuffer(i, kAgainAttention), t * m.q_width(), act));
+  SOUP_ASSIGN_OR_RETURN(std::byte * lse, Take(owners, ItemBuffer(i, kAgainLse), t * m.heads, 4));
+  a.lse = reinterpret_cast<float*>(lse);
+  SOUP_ASSIGN_OR_RETURN(a.middle, Take(owners, ItemBuffer(i, kAgainMiddle), t * m.hidden, act));
+  SOUP_ASSIGN_OR_RETURN(a.low_rank, Take(owners, ItemBuffer(i, kAgainLowRank),
+                                         t * item.lora->targets * item.lora->r, act));
+  item.again = a;
+  return absl::OkStatus();
+}
+
+absl::Status DecoderLayer::BeginBackward() {
+  const ModelSpec& m = env_.spec;
+  std::vector<ArenaBuffer>& owners = scratch_.owners;
+  const int64_t act = env_.act_bytes, t = largest_.train_tokens;
+  for (PassItemState& item : items_) {
+    if (!item.train) continue;
+    const int64_t width = std::max(m.q_width(), m.intermediate);
+    SOUP_ASSIGN_OR_RETURN(item.back_work,
+                          Take(owners, ItemBuffer(item.index, kItemBackWork), item.T * width, act));
+    if (!item.keeps) SOUP_RETURN_IF_ERROR(TakeAgain(item));
+  }
+  SOUP_ASSIGN_OR_RETURN(scratch_.hidden, Take(owners, kBackwardHidden, t * m.hidden, act));
+  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, Take(owners, kBackwardRstd, t, 4));
+  scratch_.rstd = reinterpret_cast<float*>(rstd);
+  SOUP_ASSIGN_OR_RETURN(scratch_.d_hidden, Take(owners, kBackwardDHidden, t * m.hidden, act));
+  SOUP_ASSIGN_OR_RETURN(scratch_.lora.d_low_rank,
+                        Take(owners, kBackwardDLowRank, t * largest_.train_rank, act));
+  SOUP_ASSIGN_OR_RETURN(scratch_.lora.dropped,
+                        Take(owners, kBackwardDropped, largest_.dropped, act));
+  SOUP_ASSIGN_OR_RETURN(scratch_.lora.d_dropped,
+                        Take(owners, kBackwardDDropped, largest_.dropped, act));
+  return absl::OkStatus();
+}
+
+void DecoderLayer::EndBackward() {
+  for (PassItemState& item : items_) {
+    item.back_work = nullptr;
+    item.again = LayerActivations();
+  }
+  scratch_ = Scratch();
+}
+
+absl::Status DecoderLayer::Backward(int64_t layer, const std::byte* slab,
+                                    const SlabDone& slab_done) {
+  RecomputeAttention(layer, slab);
+  SOUP_RETURN_IF_ERROR(BackwardMlp(layer, slab));
+  SOUP_RETURN_IF_ERROR(BackwardAttention(layer, slab));
+  return slab_done();
+}
+
+// q k v, attention and the middle of the items that have not kept them.
+void DecoderLayer::RecomputeAttention(int64_t layer, const std::byte* slab) {
+  const auto again = [](const PassItemState& item) { return item.train && !item.keeps; };
+  if (std::none_of(items_.begin(), items_.end(), again)) return;
+  GroupWeight w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
+  for (const PassItemState& item : items_) {
+    if (again(item)) Qkv(item, layer, slab, w, item.again);
+  }
+  w = MakeGroupWeight(env_, slab, Group::kO, weight_scratch_);
+  for (const PassItemState& item : items_) {
+    if (again(item)) Output(item, layer, w, item.again);
+  }
+}
+
+absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
+  const ModelSpec& m = env_.spec;
+  GroupWeight w = MakeGroupWeight(env_, slab, Group::kDown, weight_scratch_);
+  for (const PassItemState& item : items_) {
+    if (item.train) LinearBackward(env_, item.grad, item.T, w, item.back_work);  // d act
+  }
+  std::vector<ArenaBuffer> owners;
+  int64_t again = 0;
+  for (const PassItemState& item : items_) {
+    if (item.train && !item.keeps) again = largest_.train_tokens;
+  }
+  SOUP_ASSIGN_OR_RETURN(std::byte * gate_up, Take(owners, kBackwardGateUpIn,
+                                                  again * 2 * m.intermediate, env_.act_bytes));
+  SOUP_ASSIGN_OR_RETURN(
+      std::byte * act,
+      Take(owners, kBackwardAct, largest_.down_tokens * m.intermediate, env_.act_bytes));
+  w = MakeGroupWeight(env_, slab, Group::kGateUp, weight_scratch_);
+  for (const PassItemState& item : items_) {
+    if (item.train) BackwardGateUp(item, layer, slab, w, gate_up, act);
+  }
+  return absl::OkStatus();
+}
+
+// From d act in item.back_work to the gradient of the middle in item.grad.
+void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
+                                  const GroupWeight& w, std::byte* gate_up_scratch,
+                                  std::byte* act) {
+  const int64_t inner = env_.spec.intermediate, h = env_.spec.hidden;
+  LayerActivations a = BackwardActivations(item, layer);
+  const std::byte* norm = slab + env_.layout.post_attention_norm_offset;
+  if (item.keeps) {
+    Norm(item, a.middle, norm);  // h2
+  } else {
+    a.gate_up = gate_up_scratch;
+    GateUp(item, layer, slab, w, a);
+  }
+  if (item.lora->adapts(Module::kDown)) {
+    std::byte* u = LowRank(item, Module::kDown, a);
+    env_.backend->SwigluForward({a.gate_up, act, item.T, inner});
+    if (!item.keeps) LoraLowRank(env_, item, layer, Module::kDown, act, u, scratch_.lora);
+    LoraBackward(env_, item, layer, Module::kDown, item.grad, h, act, u, item.back_work,
+                 scratch_.lora);
+  }
+  env_.backend->SwigluBackward({a.gate_up, item.back_work, a.gate_up, item.T, inner});
+  LinearBackward(env_, a.gate_up, item.T, w, scratch_.d_hidden);
+  for (const Module module : {Module::kGate, Module::kUp}) {
+    LoraBackward(env_, item, layer, module,
+                 At(a.gate_up, env_.layout.matrix(module).group_row, env_.act_bytes), 2 * inner,
+                 scratch_.hidden, LowRank(item, module, a), scratch_.d_hidden, scratch_.lora);
+  }
+  NormBackward(item, a.middle, norm);
+}
+
+absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* slab) {
+  const ModelSpec& m = env_.spec;
+  GroupWeight w = MakeGroupWeight(env_, slab, Group::kO, weight_scratch_);
+  for (const PassItemState& item : items_) {
+    if (item.train) BackwardOutput(item, layer, w, BackwardActivations(item, layer));
+  }
+  std::vector<ArenaBuffer> owners;
+  SOUP_ASSIGN_OR_RETURN(
+      std::byte * d_qkv,
+      Take(owners, kBackwardDQkv, largest_.train_tokens * m.qkv_width(), env_.act_bytes));
+  SOUP_ASSIGN_OR_RETURN(std::byte * delta,
+                        Take(owners, kBackwardDelta, largest_.train_tokens * m.heads, 4));
+  // Layer 0's input is the embedding, which is frozen: its gradient is not made.
+  if (layer > 0) w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
+  for (const PassItemState& item : items_) {
+    if (item.train) {
+      BackwardQkv(item, layer, slab, w, BackwardActivations(item, layer), d_qkv,
+                  reinterpret_cast<float*>(delta));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// d attention into item.back_work.
+void DecoderLayer::BackwardOutput(const PassItemState& item, int64_t layer, const GroupWeight& w,
+                                  const LayerActivations& a) {
+  LinearBackward(env_, item.grad, item.T, w, item.back_work);
+  LoraBackward(env_, item, layer, Module::kO, item.grad, env_.spec.hidden, a.attention,
+               LowRank(item, Module::kO, a), item.back_work, scratch_.lora);
+}
+
+// From d attention in item.back_work to the gradient of the layer's input in item.grad.
+void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const std::byte* slab,
+                               const GroupWeight& w, const LayerActivations& a, std::byte* d_qkv,
+                               float* delta) {
+  const ModelSpec& m = env_.spec;
+  const int64_t act = env_.act_bytes, nq = m.qkv_width();
+  const int64_t k_column = m.q_width(), v_column = m.q_width() + m.kv_width();
+  kernels::AttentionBackwardArgs args;
+  args.q = a.qkv;
+  args.k = At(a.qkv, k_column, act);
+  args.v = At(a.qkv, v_column, act);
+  args.row_stride = nq;
+  args.out = a.attention;
+  args.dout = item.back_work;
+  args.lse = a.lse;
+  args.delta = delta;
+  args.dq = d_qkv;
+  args.dk = At(d_qkv, k_column, act);
+  args.dv = At(d_qkv, v_column, act);
+  args.grad_row_stride = nq;
+  args.cu_seqlens = item.cu_seqlens;
+  args.S = item.sequences();
+  args.T = item.T;
+  args.Hq = m.heads;
+  args.Hkv = m.kv_heads;
+  args.D = m.head_dim;
+  args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim)));
+  env_.backend->AttentionBackward(args);
+  env_.backend->Rope({d_qkv, item.positions, env_.inverse_frequencies, item.T, m.heads + m.kv_heads,
+                      m.head_dim, nq, true});
+
+  const std::byte* x = item.boundary(env_, layer);
+  const std::byte* norm = slab + env_.layout.input_norm_offset;
+  Norm(item, x, norm);  // h1
+  std::byte* d_hidden = layer > 0 ? scratch_.d_hidden : nullptr;
+  if (layer > 0) LinearBackward(env_, d_qkv, item.T, w, d_hidden);
+  for (const Module module : {Module::kQ, Module::kK, Module::kV}) {
+    LoraBackward(env_, item, layer, module, At(d_qkv, env_.layout.matrix(module).group_row, act),
+                 nq, scratch_.hidden, LowRank(item, module, a), d_hidden, scratch_.lora);
+  }
+  if (layer > 0) NormBackward(item, x, norm);
+}
+
+// grad += the norm's backward of scratch_.d_hidden, at input x whose rstd is in scratch_.rstd.
+void DecoderLayer::NormBackward(const PassItemState& item, const std::byte* x,
+                                const std::byte* weight) {
+  kernels::RmsNormBackwardArgs args;
+  args.dy = scratch_.d_hidden;
+  args.x = x;
+  args.weight = reinterpret_cast<const uint16_t*>(weight);
+  args.rstd = scratch_.rstd;
+  args.dx = item.grad;
+  args.T = item.T;
+  args.H = env_.spec.hidden;
+  args.accumulate = true;
+  env_.backend->RmsNormBackward(args);
+}
+
+}  // namespace soup::engine

@@ -1,0 +1,45 @@
+// LoRA on one linear of one work item: y += s * (drop(x) A^T) B^T, and its backward (Hu et al.,
+// arXiv 2106.09685).
+//
+// The dropout mask is a function of (seed, step, micro-batch, layer, module, element), so forward,
+// recompute and backward see one mask. Gradients are added to the job's fp32 vector; the caller
+// runs the items of a job in micro-batch order, which fixes the order of the sums. Nothing is
+// allocated.
+#ifndef SOUP_ENGINE_TRAIN_LORA_H_
+#define SOUP_ENGINE_TRAIN_LORA_H_
+
+#include <cstdint>
+
+#include "engine/train/pass_item.h"
+
+namespace soup::engine {
+
+// Scratch of act, each as large as the largest user; views.
+struct LoraScratch {
+  std::byte* dropped = nullptr;     // [T, in] of the masked input; null when no job drops
+  std::byte* d_dropped = nullptr;   // backward only
+  std::byte* d_low_rank = nullptr;  // backward only: [T, r]
+};
+
+// Where an item's x A^T of one module lies in a [targets, T, r] block.
+std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Module m, std::byte* low_rank);
+
+// u [T, r] = drop(x) A^T.
+void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+                 const std::byte* x, std::byte* u, const LoraScratch& scratch);
+
+// u as above, then y[T, out] += s * u B^T; rows of y are `ldy` apart. Nothing when m is not
+// adapted.
+void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy,
+                 const LoraScratch& scratch);
+
+// dB += s * dy^T u, dA += du^T drop(x) with du = s * dy B; dx [T, in] += drop(du A), unless dx is
+// null. Nothing when m is not adapted.
+void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+                  const std::byte* dy, int64_t ldy, const std::byte* x, const std::byte* u,
+                  std::byte* dx, const LoraScratch& scratch);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_TRAIN_LORA_H_

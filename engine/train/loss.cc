@@ -1,0 +1,148 @@
+#include "engine/train/loss.h"
+
+#include <algorithm>
+
+#include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
+
+namespace soup::engine {
+namespace {
+constexpr int64_t kF32Bytes = 4;
+}
+
+absl::Status Loss::TakeRows(const PassItemState& item, Rows& rows) {
+  const int64_t t = item.T, h = env_.spec.hidden;
+  const auto take = [&](const char* what, int64_t bytes) -> absl::StatusOr<std::byte*> {
+    SOUP_ASSIGN_OR_RETURN(ArenaBuffer buffer,
+                          env_.arena->Take(ItemBuffer(item.index, what), bytes));
+    rows.owners.push_back(std::move(buffer));
+    return rows.owners.back().data();
+  };
+  SOUP_ASSIGN_OR_RETURN(rows.hidden, take(kItemHeadHidden, t * h * env_.act_bytes));
+  SOUP_ASSIGN_OR_RETURN(std::byte * stats, take(kItemHeadStats, 5 * t * kF32Bytes));
+  rows.max = reinterpret_cast<float*>(stats);
+  rows.sum = rows.max + t;
+  rows.target_logit = rows.sum + t;
+  rows.loss = rows.target_logit + t;
+  rows.rstd = rows.loss + t;
+  if (!item.train) return absl::OkStatus();
+  SOUP_ASSIGN_OR_RETURN(std::byte * grad, take(kItemHeadGrad, t * h * kF32Bytes));
+  rows.grad = reinterpret_cast<float*>(grad);
+  SOUP_ASSIGN_OR_RETURN(rows.target, take(kItemTargetRow, t * h * env_.wt_bytes));
+  return absl::OkStatus();
+}
+
+void Loss::Gather(const PassItemState& item, std::byte* gathered) {
+  env_.backend->GatherActRows({item.boundary(env_, env_.spec.layers), item.rows, gathered,
+                               item.supervised(), env_.spec.hidden});
+}
+
+absl::Status Loss::Run(const LogitsHook& hook) {
+  int64_t tokens = 0;
+  rows_.clear();
+  rows_.resize(items_.size());
+  for (size_t i = 0; i < items_.size(); ++i) {
+    tokens = std::max(tokens, items_[i].T);
+    SOUP_RETURN_IF_ERROR(TakeRows(items_[i], rows_[i]));
+  }
+  SOUP_ASSIGN_OR_RETURN(
+      ArenaBuffer gathered,
+      env_.arena->Take(kLossGathered, tokens * env_.spec.hidden * env_.act_bytes));
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const PassItemState& item = items_[i];
+    if (item.supervised() == 0) continue;
+    Gather(item, gathered.data());
+    env_.backend->RmsNormForward({gathered.data(), reinterpret_cast<const uint16_t*>(final_norm_),
+                                  rows_[i].hidden, rows_[i].rstd, item.supervised(),
+                                  env_.spec.hidden, static_cast<float>(env_.spec.rms_eps)});
+  }
+  {
+    SOUP_ASSIGN_OR_RETURN(ArenaBuffer logits,
+                          env_.arena->Take(kLossLogits, tokens * slice_rows_ * kF32Bytes));
+    for (int32_t s = 0; s < head_.slices(); ++s) {
+      SOUP_RETURN_IF_ERROR(Slice(s, logits.as<float>(), hook));
+    }
+  }
+  for (size_t i = 0; i < items_.size(); ++i) {
+    SOUP_RETURN_IF_ERROR(Finish(items_[i], rows_[i], gathered.data()));
+  }
+  rows_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Loss::Slice(int32_t slice, float* logits, const LogitsHook& hook) {
+  const int64_t h = env_.spec.hidden, first = head_.first_row(slice), columns = head_.rows(slice);
+  SOUP_ASSIGN_OR_RETURN(const std::byte* bf16, head_.Acquire(slice));
+  const GroupWeight w = MakeBf16Weight(env_, bf16, columns, h, weight_scratch_);
+  const bool in_scratch = w.data == weight_scratch_;
+  if (in_scratch) SOUP_RETURN_IF_ERROR(head_.Release(slice));
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const PassItemState& item = items_[i];
+    const Rows& rows = rows_[i];
+    const int64_t n = item.supervised();
+    if (n == 0) continue;
+    kernels::GemmArgs g;  // logits [n, columns] = hidden [n, H] W^T
+    g.transpose_a = false;
+    g.transpose_b = true;
+    g.M = n;
+    g.N = columns;
+    g.K = h;
+    g.alpha = 1;
+    g.beta = 0;
+    g.A = rows.hidden;
+    g.lda = h;
+    g.B = w.data;
+    g.ldb = h;
+    g.C = logits;
+    g.ldc = columns;
+    g.a_type = kernels::Operand::kAct;
+    g.b_type = kernels::Operand::kWt;
+    g.c_type = kernels::Operand::kF32;
+    env_.backend->Gemm(g);
+    if (hook) SOUP_RETURN_IF_ERROR(hook({item.index, n, first, columns, logits}));
+    env_.backend->LossSlice({logits, item.targets, rows.max, rows.sum, rows.target_logit, rows.grad,
+                             n, h, first, columns, slice == 0, item.train});
+    if (!item.train) continue;
+    g.transpose_b = false;  // grad [n, H] += p [n, columns] W
+    g.N = h;
+    g.K = columns;
+    g.beta = 1;
+    g.A = logits;
+    g.lda = columns;
+    g.C = rows.grad;
+    g.ldc = h;
+    g.a_type = kernels::Operand::kF32;
+    env_.backend->Gemm(g);
+    env_.backend->LossTargetRows({w.data, item.targets, rows.target, n, h, first, columns});
+  }
+  return in_scratch ? absl::OkStatus() : head_.Release(slice);
+}
+
+absl::Status Loss::Finish(PassItemState& item, Rows& rows, std::byte* gathered) {
+  const int64_t n = item.supervised(), h = env_.spec.hidden;
+  item.row_loss.resize(n);
+  if (n == 0) {
+    if (item.train) env_.backend->FillZero(item.grad, item.T * h * env_.act_bytes);
+    return absl::OkStatus();
+  }
+  env_.backend->LossFinish({rows.max, rows.sum, rows.target_logit, rows.grad, rows.target,
+                            rows.loss, item.train ? rows.hidden : nullptr, n, h, item.loss_scale});
+  SOUP_RETURN_IF_ERROR(
+      env_.backend->CopyToHostAsync(item.row_loss.data(), rows.loss, n * kF32Bytes));
+  if (!item.train) return absl::OkStatus();
+  Gather(item, gathered);
+  kernels::RmsNormBackwardArgs norm;
+  norm.dy = rows.hidden;
+  norm.x = gathered;
+  norm.weight = reinterpret_cast<const uint16_t*>(final_norm_);
+  norm.rstd = rows.rstd;
+  norm.dx = rows.grad;  // its sums are spent: the rows' gradient lies here now, as act
+  norm.T = n;
+  norm.H = h;
+  norm.accumulate = false;
+  env_.backend->RmsNormBackward(norm);
+  env_.backend->ScatterActRows({rows.grad, item.rows, item.grad, n, item.T, h});
+  return absl::OkStatus();
+}
+
+}  // namespace soup::engine
