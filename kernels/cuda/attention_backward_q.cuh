@@ -55,9 +55,8 @@ __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS) BackwardQKernel(con
   LoadTile<BM, D, THREADS>(so, p.dout + static_cast<size_t>(t.x + q0) * p.out_stride + h * D,
                            p.out_stride, len - q0, tid);
   CommitCopies();
-  LoadTile<BM, D, THREADS>(
-      sq, p.q + static_cast<size_t> static_cast<size_t>(t.x + q0) * p.qkv_stride + h * D,
-      p.qkv_stride, len - q0, tid);
+  LoadTile<BM, D, THREADS>(sq, p.q + static_cast<size_t>(t.x + q0) * p.qkv_stride + h * D,
+                           p.qkv_stride, len - q0, tid);
   load(sk, gk, last);
   load(sv, gv, last);
   CommitCopies();

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS) ForwardKernel(const
   const int4 t = p.tiles[blockIdx.x / p.Hq];
   const int kh = h / p.group, len = t.y, q0 = t.z, w = p.window;
   const uint32_t sq = SharedAddress(shared), sk = sq + BM * RB, sv = sk + STAGES * BN * RB;
-  const bf16* gq = p.q + static_cast<size_t> static_cast<size_t>(t.x + q0) * p.qkv_stride + h * D;
+  const bf16* gq = p.q + static_cast<size_t>(t.x + q0) * p.qkv_stride + h * D;
   const bf16* gk = p.k + static_cast<size_t>(t.x) * p.qkv_stride + kh * D;
   const bf16* gv = p.v + static_cast<size_t>(t.x) * p.qkv_stride + kh * D;
   const int last = (min(len, q0 + BM) - 1) / BN, first = w > 0 ? max(0, q0 - w + 1) / BN : 0;
