@@ -1,5 +1,5 @@
-// A safetensors file read whole, for golden data of tests: little checking, no dependency on engine/io
-// (kernels must be testable without the engine).
+// A safetensors file read whole, for golden data of tests: little checking, no dependency on
+// engine/io (kernels must be testable without the engine).
 #ifndef SOUP_TESTS_KERNELS_TENSOR_FILE_H_
 #define SOUP_TESTS_KERNELS_TENSOR_FILE_H_
 
