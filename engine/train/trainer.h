@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,16 @@
 #include "engine/data/dataset.h"
 #include "engine/device/backend.h"
 #include "engine/plan/job_plan.h"
-#include "engine/train/adapter.h"
 #include "engine/train/lr_schedule.h"
 #include "engine/train/model_base.h"
 
 namespace soup::engine {
+
+struct LoraConfig {
+  double alpha = 32;
+  double dropout = 0;   // p in [0, 1)
+  bool rslora = false;  // scale alpha / sqrt(r) instead of alpha / r
+};
 
 struct TrainingConfig {
   double learning_rate = 2e-4;
@@ -60,39 +66,19 @@ struct PrescribedRun {
 
 struct JobSetup {
   std::string job_id;
-  JobShape shape;   // model and format must be the base's; lengths those of the dataset
-  LoraConfig lora;  // r and targets as in shape.lora
+  JobShape shape;  // model and format must be the base's; lengths those of the dataset
+  LoraConfig lora;
   TrainingConfig training;
   NumericPlan numeric;
   std::shared_ptr<const PreparedDataset> dataset;
-  std::string mirror_path;        // mirror.bin; empty: no mirror (steps are not durable)
+  std::string mirror_dir;         // mirror.bin lies here; empty: none (steps are not durable)
   std::string checkpoint_dir;     // empty: SaveCheckpoint is refused
   std::string init_adapter_path;  // adapter_model.safetensors to go on from; empty: fresh
   std::shared_ptr<const PrescribedRun> prescribed;  // null: by shape.batch and training
 };
 
-struct JobOpened {
-  int64_t steps_done = 0;
-  int64_t steps_total = 0;
-  bool from_mirror = false;
-  bool from_checkpoint = false;
-  std::vector<std::string> warnings;
-};
-
-// A run of micro-batches of one step of one job, or of its validation records (score).
-struct WorkRequest {
-  std::string job_id;
-  int64_t step = 0;               // from 1: the step in progress; score: the step last done
-  int32_t first_micro_batch = 0;  // goes on where the last pass has stopped
-  int32_t micro_batches = -1;     // < 0: to the step's end
-  bool score = false;
-};
-struct PassRequest {
-  std::vector<WorkRequest> items;  // a job once
-  Placement placement;
-};
-
-// A finished optimizer step. Times are shares of the passes that held its micro-batches.
+// A finished optimizer step. Times and copies are those of the passes that held its
+// micro-batches, whole: co-tenants of a pass each see all of it.
 struct StepStats {
   std::string job_id;
   int64_t step = 0;
@@ -111,6 +97,34 @@ struct StepStats {
   std::vector<int32_t> skipped_records;  // those with a loss that is not finite, else all; from 0
   std::string warning;                   // names step and records when skipped
 };
+// A run of micro-batches of one step of one job, or of its validation records (score).
+struct WorkRequest {
+  std::string job_id;
+  int64_t step = 0;               // from 1: the step in progress; score: the step last done
+  int32_t first_micro_batch = 0;  // goes on where the last pass has stopped
+  int32_t micro_batches = -1;     // < 0: to the step's end
+  bool score = false;
+};
+struct PassRequest {
+  std::vector<WorkRequest> items;  // a job once
+  Placement placement;
+};
+
+struct JobOpened {
+  int64_t steps_done = 0;
+  int64_t steps_total = 0;
+  bool from_mirror = false;
+  bool from_checkpoint = false;
+  std::vector<std::string> warnings;
+  // Step steps_done as it was told, or was to be told, when it was committed: whoever lost the
+  // telling (a kill between commit and publication) finds it here. nullopt: fresh, or nothing
+  // remembered.
+  std::optional<StepStats> last_step;
+  // The step last committed to the mirror, which may not have been told to anybody before the
+  // process died. Only when from_mirror.
+  std::optional<StepStats> last_step;
+};
+
 struct ValidationStats {
   std::string job_id;
   int64_t step = 0;
@@ -150,6 +164,9 @@ struct AdapterSnapshot {
 };
 
 struct TrainerOptions {
+  // What jobs' numeric plans must have been made with: thread count and BLAS core decide bits.
+  // Empty backend: not checked.
+  MachineProfile profile = {.backend = ""};
   FileSystem* file_system = &RealFileSystem();
   const Clock* clock = &RealClock();
   // Lays the states out anew in every pass, as when co-tenants come and go (tests).
