@@ -89,7 +89,7 @@ struct PrepareReport {
 using PrepareProgress = std::function<bool(absl::string_view stage, int64_t done, int64_t total)>;
 
 // Errors: InvalidArgument (options, data, tokenizer, template; names file, line and remedy),
-// NotFound, ResourceExhausted (disk), Cancelled. Nothing is left at output_path on an error.
+// NotFound, ResourceExhausted (disk), Cancelled. After an error output_path is as it was.
 absl::StatusOr<PrepareReport> PrepareDataset(const PrepareOptions& options,
                                              const PrepareProgress& progress = nullptr);
 

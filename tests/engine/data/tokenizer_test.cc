@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/file_system.h"
+#include "tests/engine/data/data_test_util.h"
 
 namespace soup::engine {
 namespace {
@@ -16,10 +17,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::string TestFile(const std::string& name) {
-  return absl::StrCat(SOUP_TEST_DATA_DIR, "/", name);
-}
 
 std::vector<int32_t> Encode(const Tokenizer& tokenizer, absl::string_view text) {
   EncodeContext context;
@@ -32,9 +29,7 @@ std::vector<int32_t> Encode(const Tokenizer& tokenizer, absl::string_view text) 
 
 // A byte tokenizer: 256 byte tokens in byte order, no merges; edits on top.
 nlohmann::json ByteTokenizer() {
-  const auto status = RealFileSystem().ReadFile(TestFile("cases/strip_flags/tokenizer.json"));
-  EXPECT_TRUE(status.ok()) << status.status();
-  nlohmann::json out = nlohmann::json::parse(*status);
+  nlohmann::json out = nlohmann::json::parse(ReadTestFile("cases/03-strip-flags/tokenizer.json"));
   out["added_tokens"] = nlohmann::json::array();
   out["post_processor"] = nullptr;
   return out;
@@ -78,9 +73,9 @@ INSTANTIATE_TEST_SUITE_P(Styles, GoldenTokenizer,
 
 // Case 03: lstrip, rstrip, single_word and the longest match.
 TEST(TokenizerTest, AddedTokenFlagsAreObeyed) {
-  const auto tokenizer = Tokenizer::Load(TestFile("cases/strip_flags/tokenizer.json"));
+  const auto tokenizer = Tokenizer::Load(TestFile("cases/03-strip-flags/tokenizer.json"));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const auto text = RealFileSystem().ReadFile(TestFile("cases/strip_flags/tokens.json"));
+  const auto text = RealFileSystem().ReadFile(TestFile("cases/03-strip-flags/tokens.json"));
   ASSERT_TRUE(text.ok());
   for (const auto& c : nlohmann::json::parse(*text))
     EXPECT_EQ(Encode(**tokenizer, c.at("text").get<std::string>()),
@@ -89,7 +84,7 @@ TEST(TokenizerTest, AddedTokenFlagsAreObeyed) {
 }
 
 TEST(TokenizerTest, PostProcessorGivesPrefixAndSuffix) {
-  const auto tokenizer = Tokenizer::Load(TestFile("cases/strip_flags/tokenizer.json"));
+  const auto tokenizer = Tokenizer::Load(TestFile("cases/03-strip-flags/tokenizer.json"));
   ASSERT_TRUE(tokenizer.ok());
   EXPECT_THAT((*tokenizer)->prefix(), ElementsAre(256));
   EXPECT_THAT((*tokenizer)->suffix(), IsEmpty());

@@ -1,0 +1,38 @@
+// What a model folder says beside tokenizer.json: special tokens, whether a BOS is added, the chat
+// template. Plain value; any thread.
+#ifndef SOUP_ENGINE_DATA_TOKENIZER_CONFIG_H_
+#define SOUP_ENGINE_DATA_TOKENIZER_CONFIG_H_
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace soup::engine {
+
+struct TokenizerConfig {
+  // "bos_token", "eos_token", "pad_token", ... as a template sees them; absent: null in the file.
+  std::map<std::string, std::string> special_tokens;
+  std::optional<bool> add_bos_token;
+  std::optional<bool> add_eos_token;
+
+  // The template for conversations without tools, and the one for those with (the same unless the
+  // folder has another under the name "tool_use"). Empty: none.
+  std::string chat_template;
+  std::string tool_template;
+  std::string template_file;  // where it was found, for messages
+
+  const std::string* Token(const std::string& name) const {
+    const auto it = special_tokens.find(name);
+    return it == special_tokens.end() ? nullptr : &it->second;
+  }
+};
+
+// Reads tokenizer_config.json and chat_template.jinja of a folder (the latter wins, as in
+// transformers); either may be absent. Errors: InvalidArgument (file, path in it).
+absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DATA_TOKENIZER_CONFIG_H_

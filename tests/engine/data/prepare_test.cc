@@ -1,0 +1,412 @@
+#include "engine/data/prepare.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "engine/data/dataset.h"
+#include "tests/engine/data/data_test_util.h"
+
+namespace soup::engine {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// A base folder (the byte tokenizer: id = byte, BOS 256, <|end|> 258) and what is prepared with it.
+class Prepared {
+ public:
+  explicit Prepared(absl::string_view case_name = "") {
+    base_.MakeBase(case_name);
+    options.tokenizer_dir = base_.path();
+    options.train_name = "train.jsonl";
+    options.max_length = 512;
+    options.vocab_size = 264;
+    options.output_path = out_.path() + "/dataset.sds";
+  }
+
+  absl::Status RunFile(absl::string_view train) {
+    options.train_path = TestFile(absl::StrCat("cases/", train));
+    return Run();
+  }
+  absl::Status RunText(absl::string_view train) {
+    options.train_path = base_.Write("train.jsonl", train);
+    return Run();
+  }
+  std::string Refusal(absl::string_view train) {
+    data.reset();
+    EXPECT_TRUE(RealFileSystem().Remove(out_.path() + "/dataset.sds").ok());
+    const absl::Status status = RunText(train);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(*RealFileSystem().ListDirectory(out_.path()), IsEmpty());
+    return std::string(status.message());
+  }
+
+  const DatasetReport& dataset() const { return report.dataset; }
+  std::vector<int32_t> Ids(int64_t record) const {
+    const auto ids = data->train(record).ids;
+    return {ids.begin(), ids.end()};
+  }
+  const TempDir& base() const { return base_; }
+
+  PrepareOptions options;
+  PrepareReport report;
+  std::unique_ptr<PreparedDataset> data;
+
+ private:
+  absl::Status Run() {
+    auto made = PrepareDataset(options);
+    if (!made.ok()) return made.status();
+    report = *std::move(made);
+    auto opened = PreparedDataset::Open(options.output_path);
+    if (!opened.ok()) return opened.status();
+    data = *std::move(opened);
+    EXPECT_EQ(data->TrainLengths(), report.lengths);
+    EXPECT_EQ(data->ValidationLengths(), report.validation_lengths);
+    return absl::OkStatus();
+  }
+
+  TempDir base_, out_;
+};
+
+nlohmann::json Expected(absl::string_view case_name) {
+  return nlohmann::json::parse(ReadTestFile(absl::StrCat("cases/", case_name, "/expected.json")));
+}
+
+#define ASSERT_PREPARED(expression)          \
+  do {                                       \
+    const absl::Status status_ = expression; \
+    ASSERT_TRUE(status_.ok()) << status_;    \
+  } while (0)
+
+// --- Faults that other trainers had (tests/cases) ------------------------------------------------
+
+TEST(PrepareCaseTest, Case03AddedTokenFlags) {
+  Prepared p("03-strip-flags");
+  ASSERT_PREPARED(p.RunFile("03-strip-flags/train.jsonl"));
+  const auto cases = nlohmann::json::parse(ReadTestFile("cases/03-strip-flags/tokens.json"));
+  ASSERT_EQ(p.dataset().records, static_cast<int64_t>(cases.size()));
+  for (size_t i = 0; i < cases.size(); ++i) {
+    std::vector<int32_t> ids = cases[i].at("ids").get<std::vector<int32_t>>();
+    ids.insert(ids.begin(), 256);
+    ids.push_back(258);
+    EXPECT_EQ(p.Ids(static_cast<int64_t>(i)), ids);
+  }
+  EXPECT_EQ(p.dataset().supervised_tokens, 27 + 6);  // and an EOS after each text
+}
+
+TEST(PrepareCaseTest, Case05PromptAndCompletionAreTokenisedApart) {
+  Prepared p("05-boundary-merge");
+  ASSERT_PREPARED(p.RunFile("05-boundary-merge/train.jsonl"));
+  const nlohmann::json expected = Expected("05-boundary-merge").at("separate");
+  EXPECT_EQ(p.Ids(0), expected.at("ids").get<std::vector<int32_t>>());
+  EXPECT_EQ(p.dataset().supervised_tokens, expected.at("supervised").get<int64_t>());
+  EXPECT_EQ(p.dataset().format, "prompt_completion");
+}
+
+TEST(PrepareCaseTest, Case09TheSameRowsWhateverTheirBytes) {
+  const nlohmann::json expected = Expected("09-file-bytes");
+  Prepared plain, other;
+  ASSERT_PREPARED(plain.RunFile("09-file-bytes/plain.jsonl"));
+  EXPECT_EQ(plain.dataset().records, 3);
+  EXPECT_EQ(plain.dataset().supervised_tokens,
+            expected.at("same_rows").at("supervised").get<int64_t>());
+  for (const char* file : {"bom-crlf.jsonl", "escaped.jsonl"}) {
+    ASSERT_PREPARED(other.RunFile(absl::StrCat("09-file-bytes/", file)));
+    ASSERT_EQ(other.dataset().records, 3) << file;
+    for (int64_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(other.Ids(i), plain.Ids(i)) << file;
+      EXPECT_THAT(other.Ids(i), Not(Contains(13))) << file;
+    }
+  }
+  const std::vector<int32_t> smile = plain.Ids(2);
+  EXPECT_THAT(std::vector<int32_t>(smile.end() - 5, smile.end()),
+              ElementsAre(240, 159, 153, 130, 258));
+}
+
+TEST(PrepareCaseTest, Case09BrokenTextIsRefusedWithItsPlace) {
+  Prepared p;
+  EXPECT_THAT(std::string(p.RunFile("09-file-bytes/lone-surrogate.jsonl").message()),
+              AllOf(HasSubstr("train.jsonl line 2"), HasSubstr("surrogate")));
+  EXPECT_THAT(std::string(p.RunFile("09-file-bytes/windows-1252.jsonl").message()),
+              AllOf(HasSubstr("train.jsonl line 2"), HasSubstr("0x92"), HasSubstr("offset 89 ")));
+}
+
+TEST(PrepareCaseTest, Case11TextRows) {
+  Prepared p;
+  ASSERT_PREPARED(p.RunFile("11-pack-leak/train.jsonl"));
+  EXPECT_EQ(p.dataset().records, 4);
+  EXPECT_EQ(p.dataset().tokens, 70);
+  EXPECT_EQ(p.dataset().supervised_tokens,
+            Expected("11-pack-leak").at("supervised").get<int64_t>());
+}
+
+// Case 25: one very long row is refused with its line and size.
+TEST(PrepareCaseTest, Case25OneVeryLongRow) {
+  Prepared p;
+  const std::string row =
+      R"({"prompt": "p", "completion": ")" + std::string(12 << 20, 'x') + "\"}\n";
+  EXPECT_THAT(p.Refusal(row), AllOf(HasSubstr("train.jsonl line 1"),
+                                    HasSubstr(absl::StrCat(row.size() - 1, " bytes"))));
+}
+
+// --- Tokens
+// ---------------------------------------------------------------------------------------
+
+TEST(PrepareTest, BosAndEosExactlyOnce) {
+  Prepared p;
+  ASSERT_PREPARED(p.RunText("{\"text\":\"ab\"}\n{\"text\":\"<|bos|>ab<|end|>\"}\n"));
+  EXPECT_THAT(p.Ids(0), ElementsAre(256, 'a', 'b', 258));
+  EXPECT_EQ(p.Ids(1), p.Ids(0));
+  EXPECT_THAT(p.dataset().warnings,
+              ElementsAre(AllOf(HasSubstr("already end in the end token"), HasSubstr("(line 2)")),
+                          AllOf(HasSubstr("already begin with the BOS"), HasSubstr("(line 2)"))));
+}
+
+TEST(PrepareTest, BosByConfigWhenThePostProcessorHasNone) {
+  Prepared p;
+  auto tokenizer = nlohmann::json::parse(ReadTestFile("cases/_base/bytes/tokenizer.json"));
+  tokenizer["post_processor"] = nullptr;
+  p.base().Write("tokenizer.json", tokenizer.dump());
+  ASSERT_PREPARED(p.RunText("{\"text\":\"a\"}"));
+  EXPECT_THAT(p.Ids(0), ElementsAre(256, 'a', 258));
+  auto config = nlohmann::json::parse(ReadTestFile("cases/_base/bytes/tokenizer_config.json"));
+  config["add_bos_token"] = false;
+  p.base().Write("tokenizer_config.json", config.dump());
+  ASSERT_PREPARED(p.RunText("{\"text\":\"a\"}"));
+  EXPECT_THAT(p.Ids(0), ElementsAre('a', 258));
+}
+
+TEST(PrepareTest, TrainOnAllSupervisesThePromptToo) {
+  Prepared p;
+  ASSERT_PREPARED(p.RunText(R"({"prompt":"ab","completion":"c"})"));
+  EXPECT_THAT(p.data->train(0).supervised, ElementsAre(0, 0, 0, 1, 1));
+  EXPECT_EQ(p.dataset().supervised_tokens, 2);
+  p.options.train_on = "all";
+  ASSERT_PREPARED(p.RunText(R"({"prompt":"ab","completion":"c"})"));
+  EXPECT_THAT(p.data->train(0).supervised, ElementsAre(1, 1, 1, 1, 1));
+  EXPECT_EQ(p.dataset().supervised_tokens, 4);  // the first token has nothing before it
+}
+
+TEST(PrepareTest, OverlongRecordsAreCutAndCounted) {
+  Prepared p;
+  p.options.max_length = 5;
+  ASSERT_PREPARED(p.RunText("{\"text\":\"ab\"}\n{\"text\":\"abcdef\"}\n"));
+  EXPECT_THAT(p.Ids(1), ElementsAre(256, 'a', 'b', 'c', 'd'));
+  EXPECT_EQ(p.dataset().truncated_records, 1);
+  EXPECT_EQ(p.dataset().longest_record_tokens, 5);
+  EXPECT_THAT(p.dataset().warnings,
+              ElementsAre("train.jsonl: 1 record(s) cut to 5 tokens (line 2)"));
+}
+
+TEST(PrepareTest, RecordsWithoutASupervisedTokenAreSkippedAndCounted) {
+  Prepared p;
+  p.options.max_length = 5;
+  ASSERT_PREPARED(
+      p.RunText("{\"prompt\":\"abcdef\",\"completion\":\"x\"}\n"
+                "{\"prompt\":\"a\",\"completion\":\"x\"}\n"));
+  EXPECT_EQ(p.dataset().records, 1);
+  EXPECT_EQ(p.dataset().skipped_records, 1);
+  EXPECT_THAT(p.dataset().warnings,
+              Contains(HasSubstr("no supervised token is left after the cut (line 1)")));
+  EXPECT_THAT(
+      p.Refusal("{\"prompt\":\"abcdef\",\"completion\":\"x\"}\n"),
+      AllOf(HasSubstr("no record is left to train on"), HasSubstr("after the cut (line 1)")));
+}
+
+TEST(PrepareTest, IdsBeyondTheVocabularyAreRefused) {
+  Prepared p;
+  p.options.vocab_size = 258;  // <|end|> is 258
+  EXPECT_THAT(p.Refusal("{\"text\":\"a\"}"),
+              AllOf(HasSubstr("'<|end|>' has id 258"), HasSubstr("258 vocabulary rows")));
+}
+
+TEST(PrepareTest, WithoutAnEndTokenTextIsRefused) {
+  Prepared p;
+  p.base().Write("tokenizer_config.json", "{}");
+  EXPECT_THAT(p.Refusal("{\"text\":\"a\"}"), HasSubstr("no eos_token"));
+  p.base().Write("tokenizer_config.json", R"({"eos_token": {"content": "<|nope|>"}})");
+  EXPECT_THAT(p.Refusal("{\"text\":\"a\"}"), HasSubstr("'<|nope|>' is no token"));
+}
+
+// --- Formats
+// --------------------------------------------------------------------------------------
+
+TEST(PrepareTest, AutoSaysWhatItTookAndWhy) {
+  Prepared p;
+  ASSERT_PREPARED(p.RunText("{\"text\":\"a\",\"id\":7}\n"));
+  EXPECT_EQ(p.dataset().format, "text");
+  EXPECT_EQ(p.dataset().format_reason, "the first record has the key 'text'");
+  EXPECT_THAT(p.dataset().warnings, ElementsAre(HasSubstr("have the key 'id', which")));
+  ASSERT_PREPARED(p.RunText(R"({"prompt":"a","completion":"b"})"));
+  EXPECT_EQ(p.dataset().format_reason, "the first record has the keys 'prompt' and 'completion'");
+}
+
+TEST(PrepareTest, AutoRefusesAMixture) {
+  Prepared p;
+  EXPECT_THAT(p.Refusal("{\"text\":\"a\"}\n{\"prompt\":\"a\",\"completion\":\"b\"}\n"),
+              AllOf(HasSubstr("train.jsonl line 2: a record of format prompt_completion"),
+                    HasSubstr("before are text")));
+  EXPECT_THAT(
+      p.Refusal(R"({"text":"a","prompt":"a","completion":"b"})"),
+      AllOf(HasSubstr("keys of both text and prompt_completion"), HasSubstr("data.format")));
+}
+
+TEST(PrepareTest, OtherFormatsAreRefusedByName) {
+  Prepared p;
+  EXPECT_THAT(p.Refusal(R"({"instruction":"a","input":"","output":"b"})"), HasSubstr("alpaca"));
+  EXPECT_THAT(p.Refusal(R"({"conversations":[]})"), HasSubstr("sharegpt"));
+  EXPECT_THAT(p.Refusal(R"({"txt":"a"})"), HasSubstr("'txt'"));
+  p.options.format = "alpaca";
+  EXPECT_THAT(p.Refusal(R"({"text":"a"})"), HasSubstr("data format 'alpaca' is not supported"));
+  p.options.format = "text";
+  EXPECT_THAT(p.Refusal("{\"text\":\"a\"}\n{\"txt\":\"a\"}\n"),
+              HasSubstr("train.jsonl line 2: no key 'text' (keys: 'txt')"));
+}
+
+TEST(PrepareTest, WrongTypesAreNamed) {
+  Prepared p;
+  EXPECT_THAT(p.Refusal("{\"text\":\"a\"}\n{\"text\":null}\n"),
+              HasSubstr("train.jsonl line 2: key 'text' is null where a string is expected"));
+  EXPECT_THAT(p.Refusal(R"({"prompt":[],"completion":"b"})"), HasSubstr("'prompt' is a list"));
+}
+
+// --- Errors, validation, preview
+// ------------------------------------------------------------------
+
+TEST(PrepareTest, BadRecordsMayBeLeftOutUpToALimit) {
+  Prepared p;
+  p.options.max_bad_records = 2;
+  ASSERT_PREPARED(p.RunText("{\"text\":\"a\"}\n{\"text\":1}\n{\"text\":\n"));
+  EXPECT_EQ(p.dataset().records, 1);
+  EXPECT_EQ(p.dataset().skipped_records, 2);
+  EXPECT_THAT(p.dataset().warnings, Contains(HasSubstr("(lines 2, 3)")));
+  EXPECT_THAT(p.Refusal("{\"text\":\"a\"}\n{\"text\":1}\n{\"text\":2}\n{\"text\":3}\n"),
+              AllOf(HasSubstr("more than 2 records"), HasSubstr("line 2"), HasSubstr("line 4")));
+}
+
+TEST(PrepareTest, AnEmptyFileIsRefused) {
+  Prepared p;
+  EXPECT_THAT(p.Refusal(""), HasSubstr("train.jsonl: no records"));
+  EXPECT_THAT(p.Refusal("\n\n"), HasSubstr("train.jsonl: no records"));
+}
+
+std::string NumberedRows(int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) absl::StrAppend(&out, "{\"text\":\"row ", i, "\"}\n");
+  return out;
+}
+
+TEST(PrepareTest, ValidationByFractionIsDeterministic) {
+  Prepared p;
+  p.options.validation_fraction = 0.1;
+  ASSERT_PREPARED(p.RunText(NumberedRows(200)));
+  EXPECT_EQ(p.dataset().records, 180);
+  EXPECT_EQ(p.dataset().validation_records, 20);
+  const std::vector<int32_t> first = p.report.lengths;
+  std::vector<int32_t> held;
+  for (int i = 0; i < 20; ++i) held.push_back(p.data->validation(i).ids[5]);
+  ASSERT_PREPARED(p.RunText(NumberedRows(200)));
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(held[i], p.data->validation(i).ids[5]);
+  p.options.seed = 43;
+  ASSERT_PREPARED(p.RunText(NumberedRows(200)));
+  EXPECT_EQ(p.dataset().validation_records, 20);
+  std::vector<int32_t> other;
+  for (int i = 0; i < 20; ++i) other.push_back(p.data->validation(i).ids[5]);
+  EXPECT_NE(held, other);
+}
+
+TEST(PrepareTest, ASmallFractionHoldsOutAtLeastOneAndNeverAll) {
+  Prepared p;
+  p.options.validation_fraction = 0.01;
+  ASSERT_PREPARED(p.RunText(NumberedRows(3)));
+  EXPECT_EQ(p.dataset().validation_records, 1);
+  EXPECT_EQ(p.dataset().records, 2);
+  EXPECT_THAT(p.Refusal(NumberedRows(1)), HasSubstr("no record is left to validate with"));
+}
+
+TEST(PrepareTest, ValidationFromAFile) {
+  Prepared p;
+  p.options.validation_path = p.base().Write("held.jsonl", "{\"text\":\"v\"}\n");
+  p.options.validation_name = "held.jsonl";
+  ASSERT_PREPARED(p.RunText(NumberedRows(3)));
+  EXPECT_EQ(p.dataset().records, 3);
+  EXPECT_EQ(p.dataset().validation_records, 1);
+  EXPECT_EQ(p.data->validation(0).ids[1], 'v');
+  p.base().Write("held.jsonl", R"({"prompt":"a","completion":"b"})");
+  EXPECT_THAT(p.Refusal(NumberedRows(3)), HasSubstr("held.jsonl line 1"));
+  p.base().Write("held.jsonl", "");
+  EXPECT_THAT(p.Refusal(NumberedRows(3)), HasSubstr("held.jsonl: no records"));
+}
+
+TEST(PrepareTest, PreviewAndHistogram) {
+  Prepared p;
+  p.options.preview_records = 1;
+  ASSERT_PREPARED(
+      p.RunText("{\"prompt\":\"a\",\"completion\":\"\xc3\xa9\"}\n"
+                "{\"prompt\":\"a\",\"completion\":\"b\"}\n"));
+  ASSERT_EQ(p.report.preview.size(), 1u);
+  const PreviewRecord& shown = p.report.preview[0];
+  EXPECT_EQ(shown.line, 1);
+  ASSERT_EQ(shown.tokens.size(), 5u);
+  EXPECT_EQ(shown.tokens[0].text, "<|bos|>");
+  EXPECT_EQ(shown.tokens[1].text, "a");
+  EXPECT_FALSE(shown.tokens[1].supervised);
+  EXPECT_EQ(shown.tokens[2].text, "\xef\xbf\xbd");  // half of a character
+  EXPECT_TRUE(shown.tokens[4].supervised);
+  EXPECT_THAT(p.report.length_histogram, ElementsAre(0, 0, 2));  // lengths 5 and 4
+}
+
+TEST(PrepareTest, ReportOnlyWritesNothing) {
+  Prepared p;
+  p.options.output_path.clear();
+  p.options.train_path = p.base().Write("train.jsonl", "{\"text\":\"a\"}");
+  const auto report = PrepareDataset(p.options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(report->lengths, ElementsAre(3));
+}
+
+TEST(PrepareTest, ProgressMayStopIt) {
+  Prepared p;
+  p.options.train_path = p.base().Write("train.jsonl", NumberedRows(10));
+  const auto stopped = PrepareDataset(
+      p.options, [](absl::string_view stage, int64_t, int64_t) { return stage == "tokenizer"; });
+  EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST(PrepareTest, OptionsAreChecked) {
+  const auto refused = [](auto change) {
+    Prepared p;
+    change(p.options);
+    return p.Refusal("{\"text\":\"a\"}");
+  };
+  EXPECT_THAT(refused([](PrepareOptions& o) { o.max_length = 1; }), HasSubstr("max_length is 1"));
+  EXPECT_THAT(refused([](PrepareOptions& o) { o.train_on = "x"; }), HasSubstr("train_on is 'x'"));
+  EXPECT_THAT(refused([](PrepareOptions& o) { o.validation_fraction = 0.7; }), HasSubstr("0.7"));
+  EXPECT_THAT(refused([](PrepareOptions& o) {
+                o.validation_fraction = 0.1;
+                o.validation_path = "x";
+              }),
+              HasSubstr("both a fraction and a file"));
+}
+
+TEST(PrepareTest, MissingFilesAreNamed) {
+  Prepared p;
+  p.options.train_path = "/nonexistent/train.jsonl";
+  EXPECT_EQ(PrepareDataset(p.options).status().code(), absl::StatusCode::kNotFound);
+  p.options.tokenizer_dir = "/nonexistent";
+  const auto status = PrepareDataset(p.options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tokenizer.json"));
+}
+
+}  // namespace
+}  // namespace soup::engine
