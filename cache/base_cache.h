@@ -43,7 +43,8 @@ struct InspectedModel {
   std::vector<std::string> warnings;
 };
 
-// A base in host memory. While it lives, the base is neither dropped nor evicted. Move-only.
+// A base in host memory. While it lives, the base is neither dropped nor evicted. Must not outlive
+// the cache. Move-only.
 class BaseLease {
  public:
   BaseLease() = default;
@@ -94,6 +95,8 @@ class BaseCache {
 
  private:
   BaseCache();
+  absl::StatusOr<BaseLease> Load(ShardStore::Found found, const std::string& folder,
+                                 const TaskControl& control);
   struct Rep;
   std::unique_ptr<Rep> rep_;
 };

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "cache/task_control.h"
@@ -30,6 +31,12 @@ struct Fingerprint {
   std::string hex;           // kFingerprintChars
   int64_t bytes_total = 0;   // of all files
   int64_t bytes_hashed = 0;  // read now; the rest was remembered
+
+  struct File {
+    std::string path;
+    engine::FileStamp stamp;
+  };
+  std::vector<File> files;  // what was hashed: weight files by name, then config.json
 };
 
 // `folder` holds config.json and safetensors, as SafetensorsCheckpoint finds them. `memory` may be
@@ -37,6 +44,10 @@ struct Fingerprint {
 absl::StatusOr<Fingerprint> FingerprintCheckpoint(const std::string& folder,
                                                   const engine::AllowedRoots& roots,
                                                   DigestMemory* memory, const TaskControl& control);
+
+// OK while every file is still the one that was hashed; Aborted names one that is not. What was
+// read between FingerprintCheckpoint and an OK from here is what the fingerprint says.
+absl::Status CheckUnchanged(const Fingerprint& fingerprint, const engine::AllowedRoots& roots);
 
 }  // namespace soup::cache
 

@@ -29,6 +29,7 @@
 #include "cache/base_key.h"
 #include "cache/host_memory.h"
 #include "cache/manifest.h"
+#include "cache/memory_segment.h"
 #include "cache/task_control.h"
 #include "engine/base/clock.h"
 #include "engine/base/unique_fd.h"
@@ -51,8 +52,8 @@ class HostBase {
   const BaseManifest& manifest() const { return manifest_; }
   std::string key_text() const { return manifest_.key.ToString(); }
   int segments() const { return static_cast<int>(segments_.size()); }
-  int segment_fd(int i) const { return segments_[i].fd.get(); }  // stays the base's
-  int64_t segment_bytes(int i) const { return segments_[i].bytes; }
+  int segment_fd(int i) const { return segments_[i].fd(); }  // stays the base's
+  int64_t segment_bytes(int i) const { return segments_[i].bytes(); }
   const std::vector<SlabPlace>& slabs() const { return slabs_; }
   absl::Span<const uint8_t> slab(int64_t i) const;
   int64_t bytes() const;  // of all segments
@@ -64,13 +65,8 @@ class HostBase {
  private:
   friend class HostStore;
   HostBase() = default;
-  struct Segment {
-    engine::UniqueFd fd;
-    uint8_t* data = nullptr;  // mapped read-only once filled
-    int64_t bytes = 0;
-  };
   BaseManifest manifest_;
-  std::vector<Segment> segments_;
+  std::vector<MemorySegment> segments_;
   std::vector<SlabPlace> slabs_;
   MemoryTier tier_ = MemoryTier::kPlain;
 };
@@ -79,6 +75,9 @@ struct HostStoreOptions {
   int64_t segment_bytes = int64_t{1} << 30;
   int64_t reserve_bytes = int64_t{1} << 30;  // left to the rest of the host
   int64_t limit_bytes = 0;                   // of all bases together; 0: none
+  // Refuse new writable mappings of filled segments. False only for devices that cannot register
+  // read-only memory.
+  bool seal_writes = true;
   // Called without locks, before an idle base is released. May block until workers have unmapped.
   std::function<void(const std::string& base_key)> before_drop;
   const engine::Clock* clock = &engine::RealClock();
@@ -101,7 +100,7 @@ class HostStore {
   using ChunkReader =
       std::function<absl::Status(int64_t slab, int64_t chunk, absl::Span<uint8_t> dst)>;
 
-  // The base when it is here; null when it is not.
+  // The base when it is here (marked used); null when it is not.
   std::shared_ptr<const HostBase> Find(const BaseKey& key);
   // Finds, or makes room, allocates and fills in parallel. Callers of one key at the same time
   // share one filling.

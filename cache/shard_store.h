@@ -30,6 +30,7 @@
 #include "cache/base_key.h"
 #include "cache/fingerprint.h"
 #include "cache/manifest.h"
+#include "cache/task_control.h"
 #include "engine/base/clock.h"
 
 namespace soup::cache {
@@ -65,7 +66,7 @@ class ShardStore final : public DigestMemory {
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(const ShardStoreOptions& options);
   ~ShardStore() override;
 
-  // Keeps a base from eviction while it lives. Move-only.
+  // Keeps a base from eviction while it lives; must not outlive the store. Move-only.
   class Pin {
    public:
     Pin() = default;
@@ -98,7 +99,8 @@ class ShardStore final : public DigestMemory {
   };
   // `draft` says everything but slabs: key, config, source. Waits for another import's end (one at
   // a time). Frees room under the cap first. AlreadyExists when the base is there.
-  absl::StatusOr<std::unique_ptr<Writer>> Begin(const BaseManifest& draft, int64_t total_bytes);
+  absl::StatusOr<std::unique_ptr<Writer>> Begin(const BaseManifest& draft, int64_t total_bytes,
+                                                const TaskControl& control);
 
   // Chunk `chunk` of a slab into dst (chunk_bytes, less for the last). A bad one quarantines the
   // slab: DataLoss.
@@ -123,6 +125,9 @@ class ShardStore final : public DigestMemory {
  private:
   ShardStore();
   class WriterImpl;
+  // Chunks first_chunk .. of a slab, without the WAL.
+  absl::Status PutChunks(const BaseManifest& manifest, int64_t slab_index, int64_t first_chunk,
+                         absl::Span<const uint8_t> data);
   struct Rep;
   std::unique_ptr<Rep> rep_;
 };

@@ -40,6 +40,7 @@ class SlabAssembler {
   int64_t slabs() const;
   int64_t slab_bytes(int64_t slab) const;
   int64_t total_slab_bytes() const;
+  int64_t checkpoint_bytes() const;                  // of the checkpoint's tensors
   const std::vector<std::string>& warnings() const;  // complete once Create returns
 
   // dst.size() == slab_bytes(slab); every byte is written (gaps are zero). Deterministic.
