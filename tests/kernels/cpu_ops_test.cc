@@ -8,7 +8,7 @@
 #include "kernels/cpu/simd_table.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/cpu_device.h"
-#include "tests/kernels/recording_device.h"
+#include "tests/kernels/wrapped_device.h"
 
 namespace soup::kernels {
 namespace {
@@ -27,14 +27,14 @@ TEST_P(CpuOps, MatchesFloat64) {
 // else here.
 TEST_P(CpuOps, SameBitsOnEverySimdAndThreadCount) {
   const OpCase& op = GetParam();
-  RecordingDevice first(std::make_unique<CpuDevice>(
+  WrappedDevice first(std::make_unique<CpuDevice>(
       cpu::CpuContextOptions{.threads = 1, .blas_threads = 1, .simd = "base"}));
   op.run(first, op.seed);
   const char* const simds[] = {"base", "avx2", "avx512"};
   for (const char* simd : simds) {
     if (cpu::FindSimdTable(simd) == nullptr) continue;  // not this machine's
     for (int threads : {1, 2, 3, 5}) {
-      RecordingDevice again(std::make_unique<CpuDevice>(
+      WrappedDevice again(std::make_unique<CpuDevice>(
           cpu::CpuContextOptions{.threads = threads, .blas_threads = 1, .simd = simd}));
       op.run(again, op.seed);
       EXPECT_EQ(again.downloads() == first.downloads(), true)
