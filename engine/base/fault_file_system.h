@@ -31,6 +31,7 @@ enum class FileOperation : uint8_t {
   kReserve,
   kTruncate,
   kRemove,  // of Remove and RemoveTree
+  kAny,
 };
 
 class FaultyFileSystem final : public FileSystem {

@@ -73,7 +73,7 @@ class Mirror {
   int newest_ = -1;  // half with `sequence_`
 };
 
-// The same file, made anew: used when a job starts over. Errors as FileSystem.
+// Removes the mirror with its directory; absent is OK. Errors as FileSystem.
 absl::Status RemoveMirror(FileSystem& fs, const std::string& directory);
 
 }  // namespace soup::engine

@@ -43,6 +43,13 @@ class StagedDirectory {
   bool published_ = false;
 };
 
+// Removes a published directory; absent is OK. It leaves its name in one rename, so that a reader
+// sees it whole or not at all.
+absl::Status RemovePublishedDirectory(FileSystem& fs, const std::string& path);
+
+// Removes what a process that was killed inside RemovePublishedDirectory left in `parent`.
+absl::Status RemoveLeftovers(FileSystem& fs, const std::string& parent);
+
 }  // namespace soup::engine
 
 #endif  // SOUP_ENGINE_TRAIN_STAGED_DIRECTORY_H_

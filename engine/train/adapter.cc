@@ -1,0 +1,118 @@
+#include "engine/train/adapter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+
+namespace soup::engine {
+namespace {
+
+std::string TargetNames(const std::vector<Module>& targets) {
+  return absl::StrJoin(targets, ", ",
+                       [](std::string* out, Module m) { absl::StrAppend(out, ModuleName(m)); });
+}
+
+}  // namespace
+
+std::string PeftTensorName(int64_t layer, Module module, LoraPart part) {
+  return absl::StrCat("base_model.model.model.layers.", layer, ".", ModulePath(module), ".lora_",
+                      part == LoraPart::kA ? "A" : "B", ".weight");
+}
+
+absl::StatusOr<AdapterLayout> AdapterLayout::Create(const ModelSpec& model, const LoraShape& lora) {
+  if (lora.r < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("lora.r is ", lora.r, "; a rank is at least 1"));
+  }
+  if (lora.targets.empty()) {
+    return absl::InvalidArgumentError("lora.targets is empty; name modules, or all-linear");
+  }
+  AdapterLayout layout;
+  layout.r_ = lora.r;
+  layout.targets_ = lora.targets;
+  std::sort(layout.targets_.begin(), layout.targets_.end());
+  layout.place_.fill(-1);
+  for (size_t i = 0; i < layout.targets_.size(); ++i) {
+    int32_t& place = layout.place_[static_cast<size_t>(layout.targets_[i])];
+    if (place >= 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("lora.targets names ", ModuleName(layout.targets_[i]), " twice"));
+    }
+    place = static_cast<int32_t>(i);
+  }
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    for (Module module : layout.targets_) {
+      for (LoraPart part : {LoraPart::kA, LoraPart::kB}) {
+        AdapterTensor t;
+        t.layer = layer;
+        t.module = module;
+        t.part = part;
+        t.offset = layout.elements_;
+        t.rows = part == LoraPart::kA ? lora.r : ModuleOutput(model, module);
+        t.cols = part == LoraPart::kA ? ModuleInput(model, module) : lora.r;
+        t.name = PeftTensorName(layer, module, part);
+        layout.elements_ += t.elements();
+        layout.tensors_.push_back(std::move(t));
+      }
+    }
+  }
+  return layout;
+}
+
+const AdapterTensor& AdapterLayout::tensor(int64_t layer, Module module, LoraPart part) const {
+  const int32_t place = place_[static_cast<size_t>(module)];
+  SOUP_CHECK(place >= 0);
+  const int64_t index =
+      (layer * static_cast<int64_t>(targets_.size()) + place) * 2 + (part == LoraPart::kB ? 1 : 0);
+  SOUP_CHECK(index >= 0 && index < static_cast<int64_t>(tensors_.size()));
+  return tensors_[static_cast<size_t>(index)];
+}
+
+absl::StatusOr<std::vector<float>> LoadAdapterWeights(const AdapterLayout& layout,
+                                                      const SafetensorsFile& file) {
+  const std::string wanted = absl::StrCat("the job's adapter has rank ", layout.r(),
+                                          " and targets ", TargetNames(layout.targets()));
+  std::vector<float> weights(static_cast<size_t>(layout.elements()));
+  for (const AdapterTensor& t : layout.tensors()) {
+    const TensorInfo* info = file.Find(t.name);
+    if (info == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path(), ": tensor ", t.name, " is missing; ", wanted));
+    }
+    if (info->shape != std::vector<int64_t>{t.rows, t.cols}) {
+      return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tensor ", t.name,
+                                                     " has shape ", info->ShapeText(), ", not [",
+                                                     t.rows, ", ", t.cols, "]; ", wanted));
+    }
+    SOUP_ASSIGN_OR_RETURN(const std::vector<float> values, file.ReadF32(t.name));
+    std::copy(values.begin(), values.end(), weights.begin() + t.offset);
+  }
+  if (file.tensors().size() != layout.tensors().size()) {
+    for (const TensorInfo& info : file.tensors()) {
+      const auto known = [&info](const AdapterTensor& t) { return t.name == info.name; };
+      if (std::none_of(layout.tensors().begin(), layout.tensors().end(), known)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(file.path(), ": tensor ", info.name, " has no place; ", wanted));
+      }
+    }
+  }
+  if (const std::string bad = FirstNonFinite(layout, weights); !bad.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.path(), ": tensor ", bad, " holds a NaN or an infinity"));
+  }
+  return weights;
+}
+
+std::string FirstNonFinite(const AdapterLayout& layout, absl::Span<const float> vector) {
+  for (const AdapterTensor& t : layout.tensors()) {
+    for (float x : layout.Slice(vector, t)) {
+      if (!std::isfinite(x)) return t.name;
+    }
+  }
+  return "";
+}
+
+}  // namespace soup::engine
