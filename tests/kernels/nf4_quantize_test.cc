@@ -175,8 +175,10 @@ TEST(Nf4QuantizeTest, ReciprocalsLastPlaceDecidesNoBf16Code) {
       if (!(x <= absmax)) break;
       for (float v : {x, -x}) {
         const int code = TreeCode(v * inverse);
-        ASSERT_EQ(TreeCode(v * below), code) << v << " / " << absmax;
-        ASSERT_EQ(TreeCode(v * above), code) << v << " / " << absmax;
+        for (const float scaled : {v * below, v * above}) {
+          ASSERT_EQ(TreeCode(std::nextafter(scaled, 2.0f)), code) << v << " / " << absmax;
+          ASSERT_EQ(TreeCode(std::nextafter(scaled, -2.0f)), code) << v << " / " << absmax;
+        }
       }
     }
   }

@@ -29,8 +29,8 @@ constexpr float kCode[16] = {
 };
 
 // Code k is chosen when exactly k of these lie strictly below x / absmax: the decision tree of
-// bitsandbytes' CUDA quantiser, as a count. (Midpoints of neighbouring codes, some of them one unit
-// in the last place off; the tree's constants decide.)
+// bitsandbytes' CUDA quantiser, as a count. They are midpoints of neighbouring codes, in the digits
+// of the tree: where a midpoint falls between two floats, those digits decide.
 constexpr float kThresholds[15] = {
     -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
     -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
