@@ -6,6 +6,7 @@
 #define SOUP_ENGINE_TRAIN_PASS_ITEM_H_
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,7 +20,7 @@
 
 namespace soup::engine {
 
-// What every part of a pass sees.
+// What every part of a pass sees. Pointers are borrowed.
 struct PassEnv {
   Backend* backend = nullptr;
   Arena* arena = nullptr;
@@ -29,6 +30,7 @@ struct PassEnv {
   int64_t act_bytes = 4;                       // of kernels/ops.h's act
   int64_t wt_bytes = 4;                        // and wt
   const float* inverse_frequencies = nullptr;  // device, fp32 [D / 2]
+  std::atomic<int64_t>* progress = nullptr;    // grows with every visit
 };
 
 inline std::byte* At(void* base, int64_t elements, int64_t element_bytes) {

@@ -97,18 +97,6 @@ struct StepStats {
   std::vector<int32_t> skipped_records;  // those with a loss that is not finite, else all; from 0
   std::string warning;                   // names step and records when skipped
 };
-// A run of micro-batches of one step of one job, or of its validation records (score).
-struct WorkRequest {
-  std::string job_id;
-  int64_t step = 0;               // from 1: the step in progress; score: the step last done
-  int32_t first_micro_batch = 0;  // goes on where the last pass has stopped
-  int32_t micro_batches = -1;     // < 0: to the step's end
-  bool score = false;
-};
-struct PassRequest {
-  std::vector<WorkRequest> items;  // a job once
-  Placement placement;
-};
 
 struct JobOpened {
   int64_t steps_done = 0;
@@ -120,9 +108,19 @@ struct JobOpened {
   // telling (a kill between commit and publication) finds it here. nullopt: fresh, or nothing
   // remembered.
   std::optional<StepStats> last_step;
-  // The step last committed to the mirror, which may not have been told to anybody before the
-  // process died. Only when from_mirror.
-  std::optional<StepStats> last_step;
+};
+
+// A run of micro-batches of one step of one job, or of its validation records (score).
+struct WorkRequest {
+  std::string job_id;
+  int64_t step = 0;               // from 1: the step in progress; score: the step last done
+  int32_t first_micro_batch = 0;  // goes on where the last pass has stopped
+  int32_t micro_batches = -1;     // < 0: to the step's end
+  bool score = false;
+};
+struct PassRequest {
+  std::vector<WorkRequest> items;  // a job once
+  Placement placement;
 };
 
 struct ValidationStats {

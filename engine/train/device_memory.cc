@@ -1,0 +1,178 @@
+#include "engine/train/device_memory.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
+
+namespace soup::engine {
+namespace {
+
+constexpr int64_t kF32Bytes = 4;
+constexpr int64_t kBf16Bytes = 2;
+constexpr absl::Duration kWait = absl::Minutes(5);
+
+// The persistent part as text: equal text, equal addresses and contents of the same kind.
+std::string Signature(const MemoryPlan& plan) {
+  std::string text = absl::StrCat(plan.placement.resident_layers, " resident;");
+  for (const BufferPlacement& b : plan.arena.buffers) {
+    if (b.offset + b.bytes > plan.persistent_bytes) continue;
+    absl::StrAppend(&text, b.name, "@", b.offset, "+", b.bytes, ";");
+  }
+  return text;
+}
+
+}  // namespace
+
+DeviceMemory::~DeviceMemory() { DropAll(); }
+
+absl::Status DeviceMemory::Configure(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
+                                     const std::map<std::string, HostState*>& states,
+                                     bool always_relayout) {
+  const std::string signature = Signature(plan);
+  const bool fits = arena_ != nullptr && plan.arena_bytes() <= arena_->bytes();
+  if (fits && !always_relayout && signature == signature_) return arena_->Bind(plan.arena);
+  for (const auto& [id, host] : states) SOUP_RETURN_IF_ERROR(Save(id, host));
+  DropAll();
+  if (!fits) {
+    arena_.reset();  // before the next: both may not fit
+    SOUP_ASSIGN_OR_RETURN(arena_, backend_->CreateArena(plan.arena_bytes()));
+  }
+  SOUP_RETURN_IF_ERROR(arena_->Bind(plan.arena));
+  const absl::Status laid_out = LayOut(plan, jobs, states);
+  if (!laid_out.ok()) {
+    DropAll();
+    return laid_out;
+  }
+  signature_ = signature;
+  return absl::OkStatus();
+}
+
+absl::Status DeviceMemory::LayOut(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
+                                  const std::map<std::string, HostState*>& states) {
+  SOUP_RETURN_IF_ERROR(MakeRings(plan, jobs));
+  SOUP_RETURN_IF_ERROR(LoadGlobals());
+  for (const PassJob& job : jobs) {
+    SOUP_RETURN_IF_ERROR(LoadState(job, *states.at(job.job_id)));
+  }
+  return backend_->Synchronize(kWait);
+}
+
+absl::Status DeviceMemory::MakeRings(const MemoryPlan& plan, const std::vector<PassJob>& jobs) {
+  std::vector<std::byte*> slots;
+  for (int i = 0; i < plan.placement.slots; ++i) {
+    SOUP_ASSIGN_OR_RETURN(std::byte * slot, Take(SlotBuffer(i)));
+    slots.push_back(slot);
+  }
+  const int64_t slab_bytes = MakeLayerLayout(base_.spec, base_.format).bytes;
+  std::vector<absl::Span<const std::byte>> slabs;
+  for (int64_t l = 0; l < base_.spec.layers; ++l) {
+    slabs.push_back(base_.slabs[l].subspan(0, slab_bytes));
+  }
+  SOUP_ASSIGN_OR_RETURN(ring_,
+                        SlotRing::Create(backend_, std::move(slots), slab_bytes, std::move(slabs)));
+
+  HeadStream::Shape shape;
+  shape.vocab = base_.spec.vocab;
+  shape.hidden = base_.spec.hidden;
+  shape.slice_rows = jobs.front().numeric.head_slice_rows;
+  const int64_t head_bytes = shape.vocab * shape.hidden * kBf16Bytes;
+  const absl::Span<const std::byte> head =
+      base_.globals().subspan(MakeGlobalsLayout(base_.spec).head_offset, head_bytes);
+  if (plan.placement.head_resident) {
+    SOUP_ASSIGN_OR_RETURN(std::byte * resident, Take(kHeadResidentBuffer));
+    SOUP_RETURN_IF_ERROR(
+        backend_->CopyToDeviceAsync(resident, head.data(), head_bytes, backend_->compute_stream()));
+    head_ = HeadStream::Resident(shape, resident);
+    return absl::OkStatus();
+  }
+  std::vector<std::byte*> slices;
+  for (int i = 0; i < 2; ++i) {
+    SOUP_ASSIGN_OR_RETURN(std::byte * slice, Take(HeadSliceBuffer(i)));
+    slices.push_back(slice);
+  }
+  SOUP_ASSIGN_OR_RETURN(head_, HeadStream::Streamed(backend_, shape, head, std::move(slices)));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceMemory::LoadGlobals() {
+  SOUP_ASSIGN_OR_RETURN(std::byte * norm, Take(kFinalNormBuffer));
+  const GlobalsLayout globals = MakeGlobalsLayout(base_.spec);
+  SOUP_RETURN_IF_ERROR(
+      backend_->CopyToDeviceAsync(norm, base_.globals().data() + globals.final_norm_offset,
+                                  base_.spec.hidden * kBf16Bytes, backend_->compute_stream()));
+  final_norm_ = norm;
+  const std::vector<float> frequencies = RopeInverseFrequencies(base_.spec);
+  SOUP_ASSIGN_OR_RETURN(inverse_frequencies_, TakeFloats(kInverseFrequencyBuffer, frequencies));
+  SOUP_ASSIGN_OR_RETURN(std::byte * sum, Take(kSumSquaresBuffer));
+  sum_squares_ = reinterpret_cast<double*>(sum);
+  // `frequencies` dies here.
+  return backend_->Synchronize(kWait);
+}
+
+absl::Status DeviceMemory::LoadState(const PassJob& job, const HostState& host) {
+  DeviceState& device = states_[job.job_id];
+  const auto name = [&](const char* what) { return JobBuffer(job.job_id, what); };
+  SOUP_ASSIGN_OR_RETURN(device.weights, TakeFloats(name(kJobWeights), host.weights));
+  const bool train = std::any_of(job.items.begin(), job.items.end(),
+                                 [](const PassItem& item) { return item.train; });
+  if (!train) return absl::OkStatus();
+  SOUP_ASSIGN_OR_RETURN(device.gradients, TakeFloats(name(kJobGradients), host.gradients));
+  SOUP_ASSIGN_OR_RETURN(device.first_moment, TakeFloats(name(kJobFirstMoment), host.first_moment));
+  SOUP_ASSIGN_OR_RETURN(device.second_moment,
+                        TakeFloats(name(kJobSecondMoment), host.second_moment));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> DeviceMemory::Take(absl::string_view name) {
+  SOUP_ASSIGN_OR_RETURN(ArenaBuffer buffer, arena_->Take(name));
+  buffers_.push_back(std::move(buffer));
+  return buffers_.back().data();
+}
+
+absl::StatusOr<float*> DeviceMemory::TakeFloats(const std::string& name,
+                                                const std::vector<float>& values) {
+  const int64_t bytes = static_cast<int64_t>(values.size()) * kF32Bytes;
+  SOUP_ASSIGN_OR_RETURN(ArenaBuffer buffer, arena_->Take(name, bytes));
+  float* device = buffer.as<float>();
+  buffers_.push_back(std::move(buffer));
+  SOUP_RETURN_IF_ERROR(
+      backend_->CopyToDeviceAsync(device, values.data(), bytes, backend_->compute_stream()));
+  return device;
+}
+
+absl::Status DeviceMemory::Save(const std::string& job_id, HostState* state) {
+  const auto it = states_.find(job_id);
+  // Weights alone are there to be read: the host's are the same.
+  if (it == states_.end() || it->second.gradients == nullptr) return absl::OkStatus();
+  const DeviceState& device = it->second;
+  const auto copy = [&](std::vector<float>& dst, const float* src) {
+    return backend_->CopyToHostAsync(dst.data(), src, static_cast<int64_t>(dst.size()) * kF32Bytes);
+  };
+  SOUP_RETURN_IF_ERROR(copy(state->weights, device.weights));
+  SOUP_RETURN_IF_ERROR(copy(state->gradients, device.gradients));
+  SOUP_RETURN_IF_ERROR(copy(state->first_moment, device.first_moment));
+  SOUP_RETURN_IF_ERROR(copy(state->second_moment, device.second_moment));
+  return backend_->Synchronize(kWait);
+}
+
+void DeviceMemory::Drop(const std::string& job_id) {
+  if (states_.erase(job_id) > 0) signature_.clear();
+}
+
+void DeviceMemory::DropAll() {
+  signature_.clear();
+  ring_.reset();
+  head_.reset();
+  buffers_.clear();
+  states_.clear();
+}
+
+DeviceState DeviceMemory::state(const std::string& job_id) const {
+  const auto it = states_.find(job_id);
+  return it == states_.end() ? DeviceState() : it->second;
+}
+
+}  // namespace soup::engine

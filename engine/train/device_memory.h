@@ -1,0 +1,89 @@
+// What a trainer holds on the device from pass to pass: the arena, the slots with their ring, the
+// head, and the states of jobs. Follows the memory plan of each pass; states move only when the
+// part of the plan that does not depend on the items changes.
+//
+// Not thread-safe. Errors: those of the arena, the rings and the device.
+#ifndef SOUP_ENGINE_TRAIN_DEVICE_MEMORY_H_
+#define SOUP_ENGINE_TRAIN_DEVICE_MEMORY_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "engine/device/backend.h"
+#include "engine/device/slot_ring.h"
+#include "engine/plan/job_plan.h"
+#include "engine/train/head_stream.h"
+#include "engine/train/model_base.h"
+
+namespace soup::engine {
+
+// A job's adapter on the host: where it lives while it is not on the device.
+struct HostState {
+  std::vector<float> weights;
+  std::vector<float> gradients;
+  std::vector<float> first_moment;
+  std::vector<float> second_moment;
+};
+
+// The same on the device; null where it is not there (a pass that only scores has the weights
+// only).
+struct DeviceState {
+  float* weights = nullptr;
+  float* gradients = nullptr;
+  float* first_moment = nullptr;
+  float* second_moment = nullptr;
+};
+
+class DeviceMemory {
+ public:
+  DeviceMemory(Backend* backend, const ModelBase* base) : backend_(backend), base_(*base) {}
+  ~DeviceMemory();
+
+  // Prepares a pass: `states` holds every open job by id; each vector has its full size.
+  absl::Status Configure(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
+                         const std::map<std::string, HostState*>& states, bool always_relayout);
+  // Copies a job's state to the host, if it is on the device. It stays there.
+  absl::Status Save(const std::string& job_id, HostState* state);
+  // Forgets a job's state on the device, if it is there: the next Configure lays out anew.
+  void Drop(const std::string& job_id);
+  // After a failed pass: nothing on the device is valid any more.
+  void DropAll();
+
+  DeviceState state(const std::string& job_id) const;
+  Arena* arena() { return arena_.get(); }
+  SlotRing* ring() { return ring_.get(); }
+  HeadStream* head() { return head_.get(); }
+  const std::byte* final_norm() const { return final_norm_; }
+  const float* inverse_frequencies() const { return inverse_frequencies_; }
+  double* sum_squares() const { return sum_squares_; }
+
+ private:
+  absl::Status LayOut(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
+                      const std::map<std::string, HostState*>& states);
+  absl::Status MakeRings(const MemoryPlan& plan, const std::vector<PassJob>& jobs);
+  absl::Status LoadGlobals();
+  absl::Status LoadState(const PassJob& job, const HostState& host);
+  absl::StatusOr<std::byte*> Take(absl::string_view name);
+  absl::StatusOr<float*> TakeFloats(const std::string& name, const std::vector<float>& values);
+
+  Backend* backend_;
+  const ModelBase& base_;
+  std::unique_ptr<Arena> arena_;
+  std::string signature_;  // of what is laid out; empty: nothing
+  std::vector<ArenaBuffer> buffers_;
+  std::unique_ptr<SlotRing> ring_;
+  std::unique_ptr<HeadStream> head_;
+  const std::byte* final_norm_ = nullptr;
+  const float* inverse_frequencies_ = nullptr;
+  double* sum_squares_ = nullptr;
+  std::map<std::string, DeviceState> states_;
+};
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_TRAIN_DEVICE_MEMORY_H_

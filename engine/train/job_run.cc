@@ -1,0 +1,291 @@
+#include "engine/train/job_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/train/lora_init.h"
+#include "engine/train/peft_export.h"
+
+namespace soup::engine {
+
+absl::StatusOr<std::unique_ptr<JobRun>> JobRun::Open(const ModelBase& base, FileSystem* fs,
+                                                     JobSetup setup) {
+  std::unique_ptr<JobRun> job(new JobRun());
+  job->setup_ = std::move(setup);
+  job->fs_ = fs;
+  SOUP_RETURN_IF_ERROR(job->Check(base));
+  SOUP_ASSIGN_OR_RETURN(AdapterLayout layout,
+                        AdapterLayout::Create(base.spec, job->setup_.shape.lora));
+  job->layout_ = std::make_unique<AdapterLayout>(std::move(layout));
+  if (job->layout_->elements() != AdapterElements(base.spec, job->setup_.shape.lora)) {
+    return absl::InternalError(absl::StrCat("job ", job->id(), ": the adapter has ",
+                                            job->layout_->elements(),
+                                            " elements and the memory plan another number"));
+  }
+  SOUP_RETURN_IF_ERROR(job->MakeSchedules());
+  SOUP_RETURN_IF_ERROR(job->FindState(fs));
+  job->opened_.steps_done = job->steps_done_;
+  job->opened_.steps_total = job->steps_total();
+  return job;
+}
+
+absl::Status JobRun::Check(const ModelBase& base) const {
+  const JobSetup& s = setup_;
+  if (s.job_id.empty()) return absl::InvalidArgumentError("a job needs an id");
+  if (s.dataset == nullptr || s.dataset->train_records() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", id(), ": the dataset has no training record"));
+  }
+  if (s.shape.format != base.format) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", id(), " wants a base of format ", BaseFormatName(s.shape.format),
+                     " and this one is ", BaseFormatName(base.format)));
+  }
+  if (!(s.lora.dropout >= 0 && s.lora.dropout < 1) || !std::isfinite(s.lora.alpha)) {
+    return absl::InvalidArgumentError(absl::StrCat("job ", id(), ": lora.dropout ", s.lora.dropout,
+                                                   " must lie in [0, 1), lora.alpha ", s.lora.alpha,
+                                                   " must be finite"));
+  }
+  if ((s.lora.dropout > 0) != s.shape.lora.dropout) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", id(), ": its shape and its dropout disagree"));
+  }
+  if (s.dataset->TrainLengths() != s.shape.lengths ||
+      s.dataset->ValidationLengths() != s.shape.validation_lengths) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", id(),
+                     ": the dataset's record lengths are not those that the job was planned with"));
+  }
+  if (s.prescribed != nullptr &&
+      s.prescribed->steps.size() != s.prescribed->learning_rates.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", id(), ": a prescribed run needs one learning rate a step"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobRun::MakeSchedules() {
+  if (setup_.prescribed == nullptr) {
+    SOUP_ASSIGN_OR_RETURN(train_schedule_, MakeTrainSchedule(setup_.shape, setup_.numeric));
+  }
+  if (!setup_.shape.validation_lengths.empty()) {
+    SOUP_ASSIGN_OR_RETURN(validation_schedule_,
+                          MakeValidationSchedule(setup_.shape, setup_.numeric));
+  }
+  const TrainingConfig& t = setup_.training;
+  rates_ = MakeLrSchedule(t.scheduler, t.learning_rate, t.warmup_ratio, steps_total());
+  plan_hash_ = PlanHash(setup_.numeric.ToText());
+  return absl::OkStatus();
+}
+
+int64_t JobRun::steps_total() const {
+  return setup_.prescribed != nullptr ? static_cast<int64_t>(setup_.prescribed->steps.size())
+                                      : train_schedule_->steps();
+}
+
+std::vector<MicroBatch> JobRun::StepMicroBatches(int64_t step) const {
+  return setup_.prescribed != nullptr ? setup_.prescribed->steps[step - 1]
+                                      : train_schedule_->Step(step);
+}
+
+std::vector<MicroBatch> JobRun::ValidationMicroBatches() const {
+  return validation_schedule_.has_value() ? validation_schedule_->Step(1)
+                                          : std::vector<MicroBatch>();
+}
+
+int64_t JobRun::CountStepTargets(const std::vector<MicroBatch>& micro_batches,
+                                 bool validation) const {
+  int64_t n = 0;
+  for (const MicroBatch& micro_batch : micro_batches) {
+    for (const int32_t record : micro_batch.records) {
+      n += CountTargets(validation ? setup_.dataset->validation(record)
+                                   : setup_.dataset->train(record));
+    }
+  }
+  return n;
+}
+
+double JobRun::LearningRate(int64_t step) const {
+  return setup_.prescribed != nullptr ? setup_.prescribed->learning_rates[step - 1]
+                                      : rates_.At(step - 1);
+}
+
+absl::StatusOr<std::vector<float>> JobRun::InitialWeights() const {
+  if (setup_.init_adapter_path.empty()) return InitLoraWeights(*layout_, setup_.shape.batch.seed);
+  SOUP_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(setup_.init_adapter_path));
+  return LoadAdapterWeights(*layout_, *file);
+}
+
+absl::Status JobRun::FindState(FileSystem* fs) {
+  const int64_t n = layout_->elements();
+  std::optional<AdapterState> state;
+  if (!setup_.mirror_dir.empty()) {
+    SOUP_ASSIGN_OR_RETURN(mirror_, Mirror::Open(*fs, setup_.mirror_dir, n));
+    absl::StatusOr<std::optional<AdapterState>> read = mirror_->Read();
+    if (read.ok()) {
+      state = *std::move(read);
+    } else if (absl::IsDataLoss(read.status())) {
+      opened_.warnings.push_back(absl::StrCat("the mirror is torn (", read.status().message(),
+                                              "): the job goes on from its last checkpoint"));
+    } else {
+      return read.status();
+    }
+    opened_.from_mirror = state.has_value();
+  }
+  if (!setup_.checkpoint_dir.empty()) {
+    checkpoints_ = std::make_unique<CheckpointStore>(fs, setup_.checkpoint_dir, layout_.get(),
+                                                     std::max(1, setup_.training.keep_last));
+    SOUP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, checkpoints_->Steps());
+    if (!steps.empty() && (!state.has_value() || steps.back() > state->step)) {
+      SOUP_ASSIGN_OR_RETURN(CheckpointStore::Loaded loaded, checkpoints_->LatestWhole());
+      for (std::string& w : loaded.warnings) opened_.warnings.push_back(std::move(w));
+      if (loaded.state.has_value() && (!state.has_value() || loaded.state->step > state->step)) {
+        state = std::move(loaded.state);
+        opened_.from_checkpoint = true;
+        opened_.from_mirror = false;
+      }
+    }
+  }
+  host_.gradients.assign(n, 0.0f);
+  if (!state.has_value()) {
+    SOUP_ASSIGN_OR_RETURN(host_.weights, InitialWeights());
+    host_.first_moment.assign(n, 0.0f);
+    host_.second_moment.assign(n, 0.0f);
+    return absl::OkStatus();
+  }
+  if (state->plan_hash != plan_hash_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", id(),
+                     ": its saved state was made under another numeric plan; it cannot go on with "
+                     "the same bits: submit it again"));
+  }
+  if (static_cast<int64_t>(state->weights.size()) != n || state->step > steps_total()) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", id(), ": its saved state (step ",
+                                                      state->step, ", ", state->weights.size(),
+                                                      " weights) is not of this job"));
+  }
+  TakeState(*std::move(state));
+  return absl::OkStatus();
+}
+
+void JobRun::TakeState(AdapterState state) {
+  host_.weights = std::move(state.weights);
+  host_.first_moment = std::move(state.exp_avg);
+  host_.second_moment = std::move(state.exp_avg_sq);
+  steps_done_ = state.step;
+  optimizer_steps_ = state.optimizer_steps;
+  skipped_ = state.skipped;
+  last_stats_ = std::move(state.stats);
+  opened_.last_step = DecodeStepStats(id(), last_stats_);
+}
+
+absl::StatusOr<PassJob> JobRun::MakePassJob(const WorkRequest& request) const {
+  PassJob job;
+  job.job_id = id();
+  job.lora = setup_.shape.lora;
+  job.numeric = setup_.numeric;
+  const int64_t step = request.score ? steps_done_ : steps_done_ + 1;
+  if (request.step != step) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", id(), ": ", request.score ? "validation after step " : "step ",
+                     request.step, " was asked for; next is ", step));
+  }
+  if (!request.score && step > steps_total()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", id(), ": all ", steps_total(), " steps are done"));
+  }
+  const int32_t next = progress(request.score).next_micro_batch;
+  if (request.first_micro_batch != next) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", id(), ", step ", step,
+                                                      ": micro-batch ", request.first_micro_batch,
+                                                      " was asked for; next is ", next));
+  }
+  SOUP_ASSIGN_OR_RETURN(
+      job.items, MakePassItems(request.score ? ValidationMicroBatches() : StepMicroBatches(step),
+                               setup_.numeric, next, request.micro_batches, !request.score));
+  return job;
+}
+
+LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
+  LoraOnDevice lora;
+  const LoraShape& shape = setup_.shape.lora;
+  lora.r = shape.r;
+  const double r = static_cast<double>(shape.r);
+  lora.scale = static_cast<float>(setup_.lora.alpha / (setup_.lora.rslora ? std::sqrt(r) : r));
+  lora.dropout = static_cast<float>(setup_.lora.dropout);
+  lora.seed = setup_.shape.batch.seed;
+  lora.targets = static_cast<int64_t>(layout_->targets().size());
+  lora.target_index.fill(-1);
+  for (size_t i = 0; i < layout_->targets().size(); ++i) {
+    lora.target_index[static_cast<int>(layout_->targets()[i])] = static_cast<int32_t>(i);
+  }
+  for (const AdapterTensor& t : layout_->tensors()) {
+    const size_t place = t.layer * kModules + static_cast<size_t>(t.module);
+    if (lora.sites.size() <= place) lora.sites.resize((t.layer + 1) * kModules);
+    LoraSite& site = lora.sites[place];
+    float* grad = device.gradients == nullptr ? nullptr : device.gradients + t.offset;
+    if (t.part == LoraPart::kA) {
+      site.a = device.weights + t.offset;
+      site.grad_a = grad;
+      site.in = t.cols;
+    } else {
+      site.b = device.weights + t.offset;
+      site.grad_b = grad;
+      site.out = t.rows;
+    }
+  }
+  return lora;
+}
+
+void JobRun::FinishStep(bool applied) {
+  ++steps_done_;
+  if (applied) {
+    ++optimizer_steps_;
+  } else {
+    ++skipped_;
+  }
+  step_ = StepProgress();
+  validation_ = StepProgress();
+}
+
+AdapterStateView JobRun::StateView(absl::string_view stats) const {
+  return {host_.weights,    host_.first_moment, host_.second_moment, steps_done_,
+          optimizer_steps_, skipped_,           plan_hash_,          stats};
+}
+
+absl::Status JobRun::Commit(const StepStats& stats) {
+  last_stats_ = EncodeStepStats(stats);
+  return mirror_ == nullptr ? absl::OkStatus() : mirror_->Commit(StateView(last_stats_));
+}
+
+absl::StatusOr<std::string> JobRun::SaveCheckpoint() {
+  if (checkpoints_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", id(), " was opened without a checkpoint folder"));
+  }
+  return checkpoints_->Save(StateView(last_stats_));
+}
+
+absl::Status JobRun::Export(const std::string& dir, const std::string& base_model_name) const {
+  PeftConfig config;
+  config.base_model_name = base_model_name;
+  config.alpha = setup_.lora.alpha;
+  config.dropout = setup_.lora.dropout;
+  config.rslora = setup_.lora.rslora;
+  std::vector<float> initial;
+  if (!setup_.init_adapter_path.empty()) {
+    SOUP_ASSIGN_OR_RETURN(initial, InitialWeights());
+  }
+  return ExportPeftAdapter(*fs_, dir, *layout_, host_.weights, initial, config);
+}
+
+absl::Status JobRun::RemoveMirror() {
+  mirror_.reset();
+  return setup_.mirror_dir.empty() ? absl::OkStatus()
+                                   : soup::engine::RemoveMirror(*fs_, setup_.mirror_dir);
+}
+
+}  // namespace soup::engine
