@@ -251,6 +251,23 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path, const AllowedRoots&
   return out;
 }
 
+// Readers differ in which of two tensors of one name they take.
+absl::Status CheckUnambiguous(const std::string& folder,
+                              const std::vector<std::unique_ptr<SafetensorsFile>>& shards) {
+  std::map<absl::string_view, const SafetensorsFile*> owner;
+  for (const auto& shard : shards) {
+    for (const TensorInfo& t : shard->tensors()) {
+      const auto [it, first] = owner.try_emplace(t.name, shard.get());
+      if (!first) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(folder, ": tensor ", t.name, " is in two shards, ", it->second->path(),
+                         " and ", shard->path(), ": fetch the model again into an empty folder"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status NoWeights(const std::string& folder) {
   std::string found;
   const auto names = RealFileSystem().ListDirectory(folder);
@@ -317,6 +334,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsCheckpoint>> SafetensorsCheckpoint::Op
     }
     return out;
   }
+  SOUP_RETURN_IF_ERROR(CheckUnambiguous(folder, rep.shards));
   for (const auto& [tensor, shard] : map) {
     const SafetensorsFile* file = by_name[shard];
     const TensorInfo* info = file->Find(tensor);
