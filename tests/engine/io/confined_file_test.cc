@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tests/support/temp_dir.h"
+#include "tests/support/whole_file.h"
 
 namespace soup::engine {
 namespace {

@@ -8,6 +8,7 @@
 #include "engine/io/safetensors_reader.h"
 #include "engine/io/safetensors_writer.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/whole_file.h"
 
 namespace soup::engine {
 namespace {

@@ -10,6 +10,7 @@
 #include "engine/io/safetensors_writer.h"
 #include "tests/support/seeded_rng.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/whole_file.h"
 
 namespace soup::engine {
 namespace {
