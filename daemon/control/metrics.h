@@ -28,8 +28,9 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   // ---- a worker's reports ----
-  // tokens_total, step_duration_seconds, loss{job}, skipped_steps_total. A step that is replayed
-  // after a resume must not be reported twice: call it after StepLogs::Append said OK or exhausted.
+  // tokens_total, bucket_tail_tokens_total, step_duration_seconds, skipped_steps_total, loss{job}.
+  // A step that is replayed after a resume must not be reported twice: call it after
+  // StepLogs::Append said OK or exhausted.
   void StepDone(const std::string& job_id, const soup::v1::StepRecord& step);
   // stall_seconds_total, step_seconds_total, copy_bytes_total{direction="h2d"},
   // copy_busy_seconds_total.
@@ -42,6 +43,9 @@ class Metrics {
   void PassDone(const Pass& pass);
   // device_memory_planned_bytes{device}, device_memory_peak_bytes{device}; device: "0", "1"…
   void SetDeviceMemory(int device, int64_t planned_bytes, int64_t peak_bytes);
+  // link_bytes_per_second{device}: what the machine profile measured, to hold the copy rate
+  // against.
+  void SetLinkRate(int device, double bytes_per_second);
   void WorkerRestarted();
   void CheckpointDone(const std::string& job_id, int64_t unix_ms);
 
@@ -52,20 +56,25 @@ class Metrics {
   void CacheEvictions(int64_t count);
   void CacheCorruptions(int64_t count);
 
-  // ---- jobs ----
+  // storage_healthy: job store, step logs and shard cache can be written. main() keeps it current.
+  void SetStorageHealthy(bool healthy);
+
+  // ---- jobs: told by the job store's listener (store_listener.h) ----
   void SetJobCounts(const std::map<JobState, int64_t>& counts);
   // A job left QUEUED for PREPARING or RUNNING after waiting so long.
   void QueueWaited(double seconds);
-  // Drops every series with this job's label.
+  // Series with a job's label exist between these two (told by the job store's listener); a late
+  // StepDone or CheckpointDone of an inactive job makes none.
+  void JobActive(const std::string& job_id);
   void JobInactive(const std::string& job_id);
 
   std::shared_ptr<prometheus::Registry> registry() const;
-  // The text that /metrics answers with (for tests and for `soupd --print-metrics`-like needs).
+  // The text that /metrics answers with.
   std::string Render() const;
 
  private:
-  struct Families;
-  std::unique_ptr<Families> families_;
+  struct Series;
+  std::unique_ptr<Series> series_;
 };
 
 }  // namespace soup::daemon

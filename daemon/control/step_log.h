@@ -58,6 +58,8 @@ class StepLogs {
 
  private:
   struct Log;
+  std::string PathOf(const std::string& job_id) const;
+  std::shared_ptr<Log> FindOrMake(const std::string& job_id) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<Log> Find(const std::string& job_id) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::string jobs_dir_;
