@@ -133,7 +133,7 @@ absl::StatusOr<std::string> CheckpointStore::Save(const AdapterStateView& state)
 }
 
 void CheckpointStore::Prune(int64_t newest_step) {
-  absl::Status status = RemoveLeftovers(*fs_, directory_);
+  absl::Status status = CleanUpLeftovers(*fs_, directory_);
   const auto steps = Steps();
   if (!steps.ok()) {
     status.Update(steps.status());
@@ -170,6 +170,10 @@ absl::StatusOr<std::vector<int64_t>> CheckpointStore::Steps() const {
 
 absl::StatusOr<CheckpointStore::Loaded> CheckpointStore::LatestWhole() const {
   Loaded loaded;
+  if (absl::Status status = CleanUpLeftovers(*fs_, directory_); !status.ok()) {
+    loaded.warnings.push_back(
+        absl::StrCat("leftovers of a save are still there: ", status.message()));
+  }
   SOUP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     absl::StatusOr<AdapterState> state = Load(*step);

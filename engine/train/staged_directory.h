@@ -7,8 +7,8 @@
 //
 // What was under the final name before is moved away first and removed after, so that a reader
 // sees the old files, or for an instant none, or the new, never a mixture. An unpublished one is
-// removed when it dies; one left by a killed process is removed by the next Create of the same
-// name. Errors: FileSystem's. Not thread-safe; one writer a final name.
+// removed when it dies; what a killed process leaves is put right by the next Create of the same
+// name, or by CleanUpLeftovers. Errors: FileSystem's. Not thread-safe; one writer a final name.
 #ifndef SOUP_ENGINE_TRAIN_STAGED_DIRECTORY_H_
 #define SOUP_ENGINE_TRAIN_STAGED_DIRECTORY_H_
 
@@ -47,8 +47,9 @@ class StagedDirectory {
 // sees it whole or not at all.
 absl::Status RemovePublishedDirectory(FileSystem& fs, const std::string& path);
 
-// Removes what a process that was killed inside RemovePublishedDirectory left in `parent`.
-absl::Status RemoveLeftovers(FileSystem& fs, const std::string& parent);
+// Ends what a process that was killed inside one of the above left in `parent`: half-written and
+// half-removed directories go, one that was moved away for a replacement gets its name back.
+absl::Status CleanUpLeftovers(FileSystem& fs, const std::string& parent);
 
 }  // namespace soup::engine
 

@@ -1,12 +1,12 @@
-// A folder of a test's own, removed with all in it when the test ends.
+// A folder of a test's own, removed with all in it when the test ends. kInMemory: on /dev/shm where
+// there is one, for tests that fsync often and hold little.
 #ifndef SOUP_TESTS_SUPPORT_TEMP_DIR_H_
 #define SOUP_TESTS_SUPPORT_TEMP_DIR_H_
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <system_error>
 
@@ -14,8 +14,12 @@ namespace soup::testing {
 
 class TempDir {
  public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "soup-test-XXXXXX").string();
+  enum Where { kDisk, kInMemory };
+  explicit TempDir(Where where = kDisk) {
+    const bool memory = where == kInMemory && access("/dev/shm", W_OK) == 0;
+    const std::filesystem::path parent =
+        memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path();
+    std::string pattern = (parent / "soup-test-XXXXXX").string();
     if (mkdtemp(pattern.data()) != nullptr) path_ = pattern;
   }
   TempDir(const TempDir&) = delete;
@@ -30,15 +34,6 @@ class TempDir {
  private:
   std::string path_;
 };
-
-inline std::string ReadWhole(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-inline void WriteWhole(const std::string& path, const std::string& data) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << data;
-}
 
 }  // namespace soup::testing
 
