@@ -1,0 +1,321 @@
+// What the API asks: checks at submit, Plan, PreviewData, the cache, the node.
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/common/job_shape.h"
+#include "daemon/control/daemon_orchestrator.h"
+#include "daemon/control/text.h"
+#include "engine/base/status_macros.h"
+
+namespace soup::daemon {
+namespace {
+
+constexpr absl::Duration kLookAtCaller = absl::Milliseconds(100);
+constexpr double kCpuShare = 0.5;  // of available memory, for an arena when nothing else is said
+
+// Turns "is the caller still there" into a Cancellation, for as long as it lives.
+class CallWatch {
+ public:
+  explicit CallWatch(const CallLimits& limits) : limits_(limits) {
+    thread_ = std::thread([this] {
+      absl::MutexLock lock(&mu_);
+      while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kLookAtCaller)) {
+        if (!limits_.cancelled() && absl::Now() < limits_.deadline) continue;
+        cancellation_.Cancel();
+        return;
+      }
+    });
+  }
+  ~CallWatch() {
+    {
+      absl::MutexLock lock(&mu_);
+      done_ = true;
+    }
+    thread_.join();
+  }
+  Cancellation* cancellation() { return &cancellation_; }
+
+ private:
+  const CallLimits limits_;
+  Cancellation cancellation_;
+  absl::Mutex mu_;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+void AddRows(const engine::MemoryPlan& plan, soup::v1::PlanReply* reply) {
+  // Buffers share bytes over time, so rows of a class tell its own peak; the arena is less than
+  // their sum.
+  std::map<std::string, std::map<int32_t, int64_t>> changes;
+  std::vector<std::string> order;
+  for (const engine::BufferPlacement& b : plan.arena.buffers) {
+    if (changes.find(b.what) == changes.end()) order.push_back(b.what);
+    changes[b.what][b.first] += b.bytes;
+    changes[b.what][b.last + 1] -= b.bytes;
+  }
+  for (const std::string& what : order) {
+    int64_t now = 0, peak = 0;
+    for (const auto& [at, change] : changes[what]) peak = std::max(peak, now += change);
+    soup::v1::PlanRow* row = reply->add_rows();
+    row->set_what(what);
+    row->set_bytes(peak);
+    row->set_where("device");
+  }
+}
+
+soup::v1::CacheEntry EntryOf(const cache::BaseManifest& manifest) {
+  soup::v1::CacheEntry entry;
+  entry.set_fingerprint(manifest.key.fingerprint);
+  entry.set_format(engine::BaseFormatName(manifest.key.format));
+  entry.set_source_path(manifest.source_folder);
+  entry.set_bytes(manifest.total_bytes());
+  return entry;
+}
+
+}  // namespace
+
+int64_t DaemonOrchestrator::DeviceBudget() const {
+  int64_t overhead = 0;
+  int64_t held = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    overhead = device_.overhead_bytes;
+    held = device_.arena_bytes;
+  }
+  if (config_.device_memory_limit_bytes > 0)
+    return std::max<int64_t>(0, config_.device_memory_limit_bytes - overhead);
+  if (config_.backend == "cpu") {
+    auto available = cache::RealHostMemory().Available();
+    if (available.ok()) return static_cast<int64_t>(kCpuShare * (available->bytes + held));
+    return held;
+  }
+  return std::max<int64_t>(0, supervisor_->info().device_free_bytes + held);
+}
+
+absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, const std::string& user,
+                                             const std::string& base_real_path) {
+  SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(spec.base()));
+  SOUP_RETURN_IF_ERROR(LoraShapeOf(spec.lora()).status());
+  SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model, cache_->Inspect(base_real_path, format));
+  if (pinned_limit_ > 0 && model.slab_bytes > pinned_limit_)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("base: the model takes ", model.slab_bytes, " bytes of host memory (",
+                     HumanBytes(model.slab_bytes), "), soupd may pin ", pinned_limit_,
+                     " (--host-store-limit); use format nf4, or raise the limit"));
+  if (config_.quota_pinned_bytes > 0 && model.slab_bytes > config_.quota_pinned_bytes)
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "base: the model takes ", model.slab_bytes, " bytes of host memory, the quota of ", user,
+        " is ", config_.quota_pinned_bytes, " (--quota-pinned)"));
+  const int64_t asked = spec.resources().vram_bytes();
+  if (asked <= 0) return absl::OkStatus();
+  // The least that any data could need: one record of one token.
+  engine::MachineProfile profile;
+  profile.backend = config_.backend;
+  SOUP_ASSIGN_OR_RETURN(engine::JobShape shape, JobShapeOf(spec, model.spec, {1}, {}));
+  SOUP_ASSIGN_OR_RETURN(const engine::NumericPlan numeric, engine::MakeNumericPlan(shape, profile));
+  SOUP_ASSIGN_OR_RETURN(const int64_t least,
+                        engine::MinimumArenaBytes(
+                            model.spec, format, {engine::LargestPass("check", shape, numeric, 1)}));
+  if (asked < least)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("resources.vram is ", asked, " bytes; this base and adapter need at least ",
+                     least, " (", HumanBytes(least), ") before any data: raise it, or use auto"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::JobSpec& spec,
+                                                             const std::string& user,
+                                                             const std::string& base_real_path,
+                                                             const CallLimits& limits) {
+  CallWatch watch(limits);
+  soup::worker::v1::PrepareReply prepared;
+  SOUP_ASSIGN_OR_RETURN(
+      const std::shared_ptr<const PreparedJob> job,
+      preparer_->PlanOnly(spec, base_real_path, watch.cancellation(), limits.deadline, &prepared));
+  engine::MachineProfile profile;
+  int64_t overhead = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    profile = device_.profile;
+    overhead = device_.overhead_bytes;
+  }
+  SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model,
+                        cache_->Inspect(base_real_path, job->shape.format));
+  soup::v1::PlanReply reply;
+  *reply.mutable_dataset() = prepared.report();
+  reply.set_host_store_bytes(model.slab_bytes);
+  reply.set_steps_total(job->steps_total());
+  reply.set_micro_batches(job->train.max_micro_batches());
+  const int64_t budget = SetBudget({job}, DeviceBudget(), overhead);
+  reply.set_budget_bytes(budget + overhead);
+  SOUP_ASSIGN_OR_RETURN(const int64_t least, LeastBudget(*job));
+  reply.set_minimum_bytes(least + overhead);
+  const absl::StatusOr<SetPlan> set = PlanSet({job}, budget, profile);
+  if (absl::IsResourceExhausted(set.status())) {
+    reply.set_fits(false);
+    reply.set_verdict(
+        absl::StrCat("does not fit: the job needs at least ", HumanBytes(least + overhead), " (",
+                     least + overhead, " bytes) on the device, it may have ",
+                     HumanBytes(budget + overhead), " (", budget + overhead,
+                     " bytes); raise resources.vram, or lower data.max_length or lora.r"));
+    return reply;
+  }
+  SOUP_RETURN_IF_ERROR(set.status());
+  const std::vector<engine::PassJob> pass = {
+      engine::LargestPass(job->id, job->shape, job->numeric,
+                          std::min(set->micro_batches_a_pass, job->max_micro_batches()))};
+  SOUP_ASSIGN_OR_RETURN(
+      const engine::MemoryPlan memory,
+      engine::PlanMemory(job->shape.model, job->shape.format, pass, set->placement));
+  SOUP_ASSIGN_OR_RETURN(
+      const engine::Forecast forecast,
+      engine::ForecastPass(job->shape.model, job->shape.format, pass, set->placement, profile));
+  const double passes =
+      (job->train.max_micro_batches() + set->micro_batches_a_pass - 1) / set->micro_batches_a_pass;
+  reply.set_fits(true);
+  reply.set_arena_bytes(memory.arena_bytes());
+  reply.set_slots(set->placement.slots);
+  reply.set_resident_layers(set->placement.resident_layers);
+  reply.set_retention(engine::RetentionName(set->placement.retention));
+  reply.set_predicted_step_seconds(passes * forecast.step_seconds);
+  reply.set_predicted_copy_seconds(passes * forecast.copy_seconds);
+  reply.set_predicted_stall_seconds(passes * forecast.stall_seconds);
+  reply.set_predicted_tokens_per_second(forecast.tokens_per_second);
+  AddRows(memory, &reply);
+  soup::v1::PlanRow* row = reply.add_rows();
+  row->set_what("base in the host store");
+  row->set_bytes(model.slab_bytes);
+  row->set_where("host");
+  reply.set_verdict(absl::StrCat("fits: ", HumanBytes(memory.arena_bytes() + overhead), " of ",
+                                 HumanBytes(budget + overhead), " on the device, ",
+                                 set->placement.slots, " slots for ", job->shape.model.layers,
+                                 " layers, activations: ", reply.retention()));
+  return reply;
+}
+
+absl::StatusOr<soup::v1::PreviewDataReply> DaemonOrchestrator::PreviewData(
+    const soup::v1::JobSpec& spec, const std::string& user, const std::string& base_real_path,
+    int records, const CallLimits& limits) {
+  CallWatch watch(limits);
+  engine::ModelSpec model;
+  SOUP_ASSIGN_OR_RETURN(soup::worker::v1::PrepareRequest request,
+                        preparer_->MakeRequest(spec, base_real_path, &model));
+  request.set_preview_records(records);
+  SOUP_ASSIGN_OR_RETURN(soup::worker::v1::PrepareReply reply,
+                        runner_->Run(std::move(request), watch.cancellation(), limits.deadline));
+  if (!reply.ok()) return absl::InvalidArgumentError(reply.error());
+  soup::v1::PreviewDataReply preview = std::move(*reply.mutable_preview());
+  *preview.mutable_report() = reply.report();
+  return preview;
+}
+
+// ---- cache
+// ----------------------------------------------------------------------------------------
+
+absl::StatusOr<soup::v1::CacheEntry> DaemonOrchestrator::Prefetch(const soup::v1::BaseSpec& base,
+                                                                  const std::string& base_real_path,
+                                                                  const ProgressFn& progress,
+                                                                  const CallLimits& limits) {
+  SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(base));
+  cache::TaskControl control;
+  control.cancelled = [&limits] { return limits.cancelled() || absl::Now() >= limits.deadline; };
+  control.progress = [this, &progress](absl::string_view stage, int64_t done, int64_t total) {
+    ++work_;
+    soup::v1::Progress p;
+    p.set_stage(std::string(stage));
+    p.set_done(done);
+    p.set_total(total);
+    p.set_unit("bytes");
+    if (progress) progress(p);
+  };
+  auto manifest = cache_->Import(base_real_path, format, control);
+  loop_.Post([this] { PublishCacheMetrics(); });
+  SOUP_RETURN_IF_ERROR(manifest.status());
+  soup::v1::CacheEntry entry = EntryOf(*manifest);
+  entry.set_last_used_unix_ms(parts_.clock->UnixNs() / 1'000'000);
+  return entry;
+}
+
+absl::StatusOr<soup::v1::ListCacheReply> DaemonOrchestrator::ListCache() {
+  soup::v1::ListCacheReply reply;
+  std::map<cache::BaseKey, const cache::HostedBase*> hosted;
+  const std::vector<cache::HostedBase> in_memory = cache_->host().List();
+  for (const cache::HostedBase& base : in_memory) hosted[base.key] = &base;
+  for (const cache::StoredBase& stored : cache_->shards().List()) {
+    soup::v1::CacheEntry entry = EntryOf(stored.manifest);
+    entry.set_last_used_unix_ms(stored.last_used_unix_ms);
+    entry.set_in_use(stored.in_use);
+    entry.set_in_host_store(hosted.count(stored.manifest.key) > 0);
+    *reply.add_entries() = std::move(entry);
+  }
+  reply.set_total_bytes(cache_->shards().total_bytes());
+  reply.set_cap_bytes(cache_->shards().cap_bytes());
+  return reply;
+}
+
+absl::StatusOr<int64_t> DaemonOrchestrator::Evict(const std::string& fingerprint,
+                                                  const std::string& format) {
+  std::optional<engine::BaseFormat> one;
+  if (!format.empty()) {
+    SOUP_ASSIGN_OR_RETURN(one, engine::ParseBaseFormat(format));
+  }
+  auto freed = cache_->Evict(fingerprint, one);
+  loop_.Post([this] { PublishCacheMetrics(); });
+  return freed;
+}
+
+void DaemonOrchestrator::PublishCacheMetrics() {
+  const cache::CacheCounters now = cache_->shards().counters();
+  for (int64_t i = told_counters_.hits; i < now.hits; ++i) parts_.metrics->CacheHit();
+  for (int64_t i = told_counters_.misses; i < now.misses; ++i) parts_.metrics->CacheMiss();
+  if (now.evictions > told_counters_.evictions)
+    parts_.metrics->CacheEvictions(now.evictions - told_counters_.evictions);
+  if (now.corruptions > told_counters_.corruptions)
+    parts_.metrics->CacheCorruptions(now.corruptions - told_counters_.corruptions);
+  told_counters_ = now;
+  parts_.metrics->SetPinned(cache_->host().pinned_bytes(), pinned_limit_);
+}
+
+// ---- node
+// -----------------------------------------------------------------------------------------
+
+void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
+  const WorkerSupervisor::Info worker = supervisor_->info();
+  std::map<std::string, int32_t> jobs;
+  {
+    absl::MutexLock lock(&mu_);
+    jobs = jobs_on_base_;
+  }
+  soup::v1::Device* device = node->add_devices();
+  device->set_index(0);
+  device->set_name(worker.device);
+  device->set_memory_bytes(worker.device_memory_bytes);
+  device->set_free_bytes(worker.device_free_bytes);
+  device->set_backend(config_.backend);
+  for (const cache::HostedBase& hosted : cache_->host().List()) {
+    soup::v1::HostBase* base = node->add_bases();
+    base->set_fingerprint(hosted.key.fingerprint);
+    base->set_format(engine::BaseFormatName(hosted.key.format));
+    base->set_bytes(hosted.bytes);
+    base->set_tier(cache::MemoryTierName(hosted.tier));
+    auto it = jobs.find(hosted.key.ToString());
+    base->set_jobs(it == jobs.end() ? 0 : it->second);
+  }
+  soup::v1::WorkerInfo* info = node->add_workers();
+  info->set_pid(worker.pid);
+  info->set_state(worker.state);
+  info->set_restarts(worker.restarts);
+  info->set_device(worker.device);
+  info->set_heartbeat_age_ms(worker.heartbeat_age_ms);
+  node->set_cache_bytes(cache_->shards().total_bytes());
+  node->set_cache_cap_bytes(cache_->shards().cap_bytes());
+  const cache::StorageHealth health = cache_->shards().Health();
+  if (!health.healthy) {
+    node->set_storage_healthy(false);
+    node->set_storage_message(health.message);
+  }
+}
+
+}  // namespace soup::daemon

@@ -1,0 +1,120 @@
+#include "daemon/control/pass_planner.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/status_macros.h"
+
+namespace soup::daemon {
+namespace {
+
+std::vector<engine::PassJob> LargestPasses(
+    const std::vector<std::shared_ptr<const PreparedJob>>& jobs, int32_t micro_batches) {
+  std::vector<engine::PassJob> passes;
+  passes.reserve(jobs.size());
+  for (const auto& job : jobs)
+    passes.push_back(engine::LargestPass(job->id, job->shape, job->numeric,
+                                         std::min(micro_batches, job->max_micro_batches())));
+  return passes;
+}
+
+std::vector<engine::MicroBatch> MicroBatchesAt(const PreparedJob& job, const JobCursor& cursor) {
+  return cursor.score ? job.validation->Step(1) : job.train.Step(cursor.step);
+}
+
+}  // namespace
+
+int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
+                  int64_t device_budget_bytes, int64_t overhead_bytes) {
+  int64_t budget = device_budget_bytes;
+  for (const auto& job : jobs) {
+    const int64_t asked = job->spec.resources().vram_bytes();
+    if (asked > 0) budget = std::min(budget, asked - overhead_bytes);
+  }
+  return std::max<int64_t>(budget, 0);
+}
+
+absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
+                                int64_t budget_bytes, const engine::MachineProfile& profile) {
+  const engine::ModelSpec& model = jobs.front()->shape.model;
+  const engine::BaseFormat format = jobs.front()->shape.format;
+  int32_t most = 1;
+  for (const auto& job : jobs) most = std::max(most, job->max_micro_batches());
+  absl::Status last;
+  for (int32_t m = std::min(most, kMaxMicroBatchesAPass); m >= 1; m /= 2) {
+    auto plan =
+        engine::ChoosePlacement(model, format, LargestPasses(jobs, m), budget_bytes, profile);
+    if (plan.ok()) {
+      SetPlan set;
+      set.placement = plan->placement;
+      set.micro_batches_a_pass = m;
+      set.arena_bytes = plan->arena_bytes();
+      return set;
+    }
+    last = plan.status();
+    if (!absl::IsResourceExhausted(last)) return last;
+  }
+  return last;
+}
+
+absl::StatusOr<int64_t> LeastBudget(const PreparedJob& job) {
+  return engine::MinimumArenaBytes(job.shape.model, job.shape.format,
+                                   {engine::LargestPass(job.id, job.shape, job.numeric, 1)});
+}
+
+absl::StatusOr<SetPlan> PassPlanner::Plan(
+    const std::vector<std::shared_ptr<const PreparedJob>>& jobs, int64_t budget_bytes,
+    const engine::MachineProfile& profile) {
+  std::vector<std::string> ids;
+  for (const auto& job : jobs) ids.push_back(job->id);
+  std::sort(ids.begin(), ids.end());
+  const std::string key = absl::StrJoin(ids, ",");
+  auto it = sets_.find(key);
+  if (it != sets_.end() && (it->second.plan.ok() || budget_bytes <= it->second.budget_bytes))
+    return it->second.plan;
+  if (it == sets_.end() && sets_.size() >= kMaxSets) sets_.clear();
+  return sets_.insert_or_assign(key, Known{PlanSet(jobs, budget_bytes, profile), budget_bytes})
+      .first->second.plan;
+}
+
+absl::StatusOr<soup::worker::v1::RunPass> PassPlanner::MakePass(
+    const std::vector<PassMember>& members, const SetPlan& plan) {
+  soup::worker::v1::RunPass pass;
+  std::vector<engine::PassJob> jobs;
+  for (const PassMember& member : members) {
+    const PreparedJob& job = *member.job;
+    const std::vector<engine::MicroBatch> step = MicroBatchesAt(job, member.cursor);
+    const int32_t left = static_cast<int32_t>(step.size()) - member.cursor.micro_batch;
+    const int32_t count = std::min(plan.micro_batches_a_pass, left);
+    engine::PassJob pass_job;
+    pass_job.job_id = job.id;
+    pass_job.lora = job.shape.lora;
+    pass_job.numeric = job.numeric;
+    SOUP_ASSIGN_OR_RETURN(pass_job.items,
+                          engine::MakePassItems(step, job.numeric, member.cursor.micro_batch, count,
+                                                /*train=*/!member.cursor.score));
+    jobs.push_back(std::move(pass_job));
+    soup::worker::v1::WorkItem* item = pass.add_items();
+    item->set_job_id(job.id);
+    item->set_step(member.cursor.step);
+    item->set_first_micro_batch(member.cursor.micro_batch);
+    item->set_micro_batches(count);
+    item->set_score(member.cursor.score);
+  }
+  const PreparedJob& first = *members.front().job;
+  pass.set_base_key(first.base_key);
+  SOUP_ASSIGN_OR_RETURN(
+      const engine::MemoryPlan memory,
+      engine::PlanMemory(first.shape.model, first.shape.format, jobs, plan.placement));
+  soup::worker::v1::Placement* placement = pass.mutable_placement();
+  placement->set_slots(plan.placement.slots);
+  placement->set_resident_layers(plan.placement.resident_layers);
+  placement->set_retention(engine::RetentionName(plan.placement.retention));
+  placement->set_head_resident(plan.placement.head_resident);
+  placement->set_arena_bytes(memory.arena_bytes());
+  return pass;
+}
+
+}  // namespace soup::daemon

@@ -1,0 +1,78 @@
+// PassPlanner: which placement a set of jobs of one base runs under, and what the next pass holds.
+//
+// A set is planned once, for the largest pass that its jobs can make, and keeps that placement
+// while it stays the same: the slots are not laid anew every step. As many micro-batches go into a
+// pass as the budget allows, at most kMaxMicroBatchesAPass a job; a step with more takes several
+// passes. Remembers the last sets. Not thread-safe: one thread plans.
+#ifndef SOUP_DAEMON_CONTROL_PASS_PLANNER_H_
+#define SOUP_DAEMON_CONTROL_PASS_PLANNER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/control/prepared_job.h"
+#include "engine/base/machine_profile.h"
+#include "engine/plan/job_plan.h"
+#include "soup/worker/v1/worker.pb.h"
+
+namespace soup::daemon {
+
+inline constexpr int32_t kMaxMicroBatchesAPass = 64;
+
+struct SetPlan {
+  engine::Placement placement;
+  int32_t micro_batches_a_pass = 1;  // a job
+  int64_t arena_bytes = 0;           // of the largest pass
+};
+
+// Where a job stands: the next micro-batch of its next step, or of the validation after `step`.
+struct JobCursor {
+  int64_t step = 1;
+  int32_t micro_batch = 0;
+  bool score = false;
+};
+
+struct PassMember {
+  std::shared_ptr<const PreparedJob> job;
+  JobCursor cursor;
+};
+
+// The most that each job of the set allows the arena to be, and the device: the least of all.
+// `overhead`: the process's bytes on the device beside the arena (job budgets include them).
+int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
+                  int64_t device_budget_bytes, int64_t overhead_bytes);
+
+// The plan of a set under a budget; not remembered. Errors: ResourceExhausted with both numbers.
+absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
+                                int64_t budget_bytes, const engine::MachineProfile& profile);
+// The least budget of a job alone.
+absl::StatusOr<int64_t> LeastBudget(const PreparedJob& job);
+
+class PassPlanner {
+ public:
+  // A placement already chosen for the set stands, whatever the budget has become since: its arena
+  // is held. Forget() makes the next call choose anew.
+  absl::StatusOr<SetPlan> Plan(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
+                               int64_t budget_bytes, const engine::MachineProfile& profile);
+  void Forget() { sets_.clear(); }
+
+  // The pass: each member's items from its cursor on, with the arena's exact bytes.
+  static absl::StatusOr<soup::worker::v1::RunPass> MakePass(const std::vector<PassMember>& members,
+                                                            const SetPlan& plan);
+
+ private:
+  static constexpr size_t kMaxSets = 64;
+  struct Known {
+    absl::StatusOr<SetPlan> plan;
+    int64_t budget_bytes = 0;  // a failure holds for budgets up to this one
+  };
+  std::map<std::string, Known> sets_;  // by the jobs' ids
+};
+
+}  // namespace soup::daemon
+
+#endif  // SOUP_DAEMON_CONTROL_PASS_PLANNER_H_

@@ -1,0 +1,184 @@
+#include "daemon/worker/prepare_mode.h"
+
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <new>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "daemon/common/job_shape.h"
+#include "engine/base/log.h"
+#include "engine/data/prepare.h"
+#include "engine/plan/job_plan.h"
+#include "soup/worker/v1/worker.pb.h"
+
+namespace soup::worker {
+namespace {
+
+using soup::worker::v1::FromPrepare;
+using soup::worker::v1::PrepareReply;
+using soup::worker::v1::PrepareRequest;
+
+constexpr absl::Duration kRequestPatience = absl::Seconds(60);
+constexpr absl::Duration kGoodbye = absl::Seconds(60);
+
+bool Limit(int resource, int64_t value) {
+  if (value <= 0) return true;
+  const rlimit limit{static_cast<rlim_t>(value), static_cast<rlim_t>(value)};
+  return ::setrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0;
+}
+
+engine::PrepareOptions OptionsOf(const PrepareRequest& request) {
+  engine::PrepareOptions options;
+  options.tokenizer_dir = request.tokenizer_dir();
+  options.train_path = request.train_path();
+  options.train_name = request.train_name();
+  options.validation_path = request.validation_path();
+  options.validation_name = request.validation_name();
+  const soup::v1::DataSpec& data = request.spec().data();
+  options.validation_fraction = data.validation_fraction();
+  options.format = data.format();
+  options.train_on = data.train_on();
+  options.max_length = data.max_length();
+  options.seed = request.spec().training().seed();
+  options.vocab_size = request.vocab_size();
+  options.output_path = request.output_path();
+  options.preview_records = request.preview_records();
+  return options;
+}
+
+void FillReport(const engine::DatasetReport& from, soup::v1::DatasetReport* to) {
+  to->set_records(from.records);
+  to->set_validation_records(from.validation_records);
+  to->set_tokens(from.tokens);
+  to->set_supervised_tokens(from.supervised_tokens);
+  to->set_truncated_records(from.truncated_records);
+  to->set_skipped_records(from.skipped_records);
+  to->set_longest_record_tokens(from.longest_record_tokens);
+  to->set_format(from.format);
+  to->set_format_reason(from.format_reason);
+  for (const std::string& warning : from.warnings) to->add_warnings(warning);
+}
+
+// Real tokens over bucket tokens, in the micro-batches that the job would run.
+double PackingEfficiency(const PrepareRequest& request, const engine::PrepareReport& report) {
+  engine::ModelSpec model;
+  model.vocab = request.vocab_size();
+  auto shape = daemon::JobShapeOf(request.spec(), model, report.lengths, {});
+  if (!shape.ok()) return 0;
+  auto plan = engine::MakeNumericPlan(*shape, engine::MachineProfile());
+  if (!plan.ok()) return 0;
+  auto schedule = engine::MakeTrainSchedule(*shape, *plan);
+  if (!schedule.ok()) return 0;
+  constexpr int64_t kStepsLookedAt = 1000;
+  int64_t real = 0, bucket = 0;
+  for (int64_t s = 1; s <= std::min(schedule->steps(), kStepsLookedAt); ++s) {
+    for (const engine::MicroBatch& batch : schedule->Step(s)) {
+      real += batch.tokens;
+      bucket += plan->BucketFor(batch.tokens);
+    }
+  }
+  return bucket == 0 ? 0 : static_cast<double>(real) / static_cast<double>(bucket);
+}
+
+void FillPreview(const PrepareRequest& request, const engine::PrepareReport& report,
+                 soup::v1::PreviewDataReply* preview) {
+  for (const engine::PreviewRecord& record : report.preview) {
+    soup::v1::PreviewRecord* r = preview->add_records();
+    r->set_line(record.line);
+    r->set_truncated(record.truncated);
+    for (const engine::PreviewToken& token : record.tokens) {
+      soup::v1::PreviewToken* t = r->add_tokens();
+      t->set_id(token.id);
+      t->set_text(token.text);
+      t->set_supervised(token.supervised);
+    }
+  }
+  for (int64_t n : report.length_histogram) preview->add_length_histogram(n);
+  preview->set_packing_efficiency(PackingEfficiency(request, report));
+}
+
+PrepareReply FailedReply(soup::v1::Reason reason, const std::string& error) {
+  PrepareReply reply;
+  reply.set_ok(false);
+  reply.set_reason(reason);
+  reply.set_error(error);
+  return reply;
+}
+
+soup::v1::Reason ReasonOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return soup::v1::DATA;
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kFailedPrecondition:
+      return soup::v1::INVALID_INPUT;
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kDataLoss:
+      return soup::v1::STORAGE;
+    default:
+      return soup::v1::INTERNAL;
+  }
+}
+
+PrepareReply Prepare(daemon::Link& link, const PrepareRequest& request) {
+  absl::Time last = absl::InfinitePast();
+  auto progress = [&](absl::string_view stage, int64_t done, int64_t total) {
+    const absl::Time now = absl::Now();
+    if (done < total && now - last < absl::Milliseconds(100)) return true;
+    last = now;
+    FromPrepare message;
+    message.mutable_progress()->set_stage(std::string(stage));
+    message.mutable_progress()->set_done(done);
+    message.mutable_progress()->set_total(total);
+    message.mutable_progress()->set_unit("bytes");
+    return link.Send(message).ok();  // nobody listens any more: stop
+  };
+  auto report = engine::PrepareDataset(OptionsOf(request), progress);
+  if (!report.ok())
+    return FailedReply(ReasonOf(report.status()), std::string(report.status().message()));
+  PrepareReply reply;
+  reply.set_ok(true);
+  FillReport(report->dataset, reply.mutable_report());
+  for (int32_t n : report->lengths) reply.add_lengths(n);
+  for (int32_t n : report->validation_lengths) reply.add_validation_lengths(n);
+  if (request.preview_records() > 0) FillPreview(request, *report, reply.mutable_preview());
+  return reply;
+}
+
+}  // namespace
+
+int RunPrepareMode(daemon::Link& link) {
+  auto frame = link.Receive(absl::Now() + kRequestPatience);
+  PrepareRequest request;
+  if (!frame.ok() || !request.ParseFromString(frame->bytes)) {
+    SOUP_LOG(kError, "prepare") << "no request came: " << frame.status().message();
+    return 1;
+  }
+  ::mallopt(M_ARENA_MAX, 1);  // arenas of threads reserve address space that is limited here
+  if (!Limit(RLIMIT_AS, request.memory_limit_bytes()) ||
+      !Limit(RLIMIT_CPU, request.cpu_limit_seconds()) || !Limit(RLIMIT_CORE, 0)) {
+    SOUP_LOG(kError, "prepare") << "limits of memory and time cannot be set";
+    return 1;
+  }
+  FromPrepare message;
+  try {
+    *message.mutable_reply() = Prepare(link, request);
+  } catch (const std::bad_alloc&) {
+    *message.mutable_reply() =
+        FailedReply(soup::v1::DATA, absl::StrCat("preparing the data needs more than ",
+                                                 request.memory_limit_bytes(),
+                                                 " bytes of memory; use a smaller file, or raise "
+                                                 "--prepare-memory of soupd"));
+  }
+  if (!link.Send(message).ok()) return 1;
+  return link.Flush(absl::Now() + kGoodbye) ? 0 : 1;
+}
+
+}  // namespace soup::worker

@@ -1,0 +1,97 @@
+// Session: the life of a training worker on its link. Orders are carried out one at a time, in
+// order, on the thread that calls Run; a second thread beats the heart, with the engine's own
+// progress. The worker ends when soupd closes the link.
+//
+// Bases stay mapped until they are dropped; one trainer at a time has the device. When a pass is
+// for another base, jobs open on the one before are closed and told so (PREEMPTED): they go on from
+// their mirrors. A job's own fault closes that job; a pass that fails closes every job.
+#ifndef SOUP_DAEMON_WORKER_SESSION_H_
+#define SOUP_DAEMON_WORKER_SESSION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "daemon/common/link.h"
+#include "daemon/worker/mapped_base.h"
+#include "daemon/worker/translate.h"
+#include "engine/base/machine_profile.h"
+#include "engine/device/backend.h"
+#include "engine/train/trainer.h"
+#include "soup/worker/v1/worker.pb.h"
+
+namespace soup::worker {
+
+struct SessionOptions {
+  absl::Duration heartbeat = absl::Seconds(1);
+};
+
+class Session {
+ public:
+  // Borrows backend and link.
+  Session(SessionOptions options, engine::Backend* backend, engine::MachineProfile profile,
+          daemon::Link* link);
+  ~Session();
+
+  // Says Hello and serves. Returns the exit status: 0 when told to end or the link was closed.
+  int Run();
+
+ private:
+  struct OpenedJob {
+    std::string base_key;
+    int32_t save_every = 0;
+    int64_t steps_total = 0;
+    std::string artifact_dir;
+  };
+
+  void Beat();
+  void Send(const soup::worker::v1::FromWorker& message);
+  void Serve(const soup::worker::v1::ToWorker& message, std::vector<engine::UniqueFd> fds);
+
+  void LoadBase(const soup::worker::v1::LoadBase& load, std::vector<engine::UniqueFd> fds);
+  void DropBase(const std::string& base_key);
+  void OpenJob(const soup::worker::v1::OpenJob& open);
+  void CloseJob(const soup::worker::v1::CloseJob& close);
+  void RunPass(const soup::worker::v1::RunPass& pass);
+  void SaveCheckpoint(const std::string& job_id, bool ordered);
+  void Finalize(const soup::worker::v1::Finalize& finalize);
+
+  absl::Status CheckPlan(const engine::PassRequest& request,
+                         const soup::worker::v1::RunPass& pass) const;
+  void TellSteps(const engine::PassResult& result);
+  void TellFailedPass(const soup::worker::v1::RunPass& pass, const absl::Status& status);
+  // Closes the job and tells why.
+  void Fault(const std::string& job_id, soup::v1::Reason reason, const std::string& message,
+             int64_t step, bool ordered);
+  // Makes the trainer of this base the one that has the device.
+  absl::Status TakeDevice(const std::string& base_key);
+  void ReleaseDevice(const std::string& why);
+
+  const SessionOptions options_;
+  engine::Backend* const backend_;
+  const engine::MachineProfile profile_;
+  daemon::Link* const link_;
+
+  std::map<std::string, std::unique_ptr<MappedBase>> bases_;
+  std::map<std::string, OpenedJob> jobs_;
+  std::string device_base_;  // whose trainer it is; empty: none
+
+  absl::Mutex mu_;  // the heart reads the trainer's progress
+  std::unique_ptr<engine::Trainer> trainer_ ABSL_GUARDED_BY(mu_);
+  int64_t progress_before_ ABSL_GUARDED_BY(mu_) = 0;  // of trainers that are gone
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  engine::Trainer* engine_ = nullptr;  // trainer_, for the serving thread
+  std::atomic<int64_t> orders_{0};
+
+  std::thread heart_;
+};
+
+}  // namespace soup::worker
+
+#endif  // SOUP_DAEMON_WORKER_SESSION_H_
