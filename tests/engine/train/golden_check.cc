@@ -1,0 +1,232 @@
+// golden_check DIR: holds the engine against one folder of golden data (tests/golden/README.md).
+//
+//   golden_check DIR [--backend cpu] [--slots N] [--resident N] [--retention keep|recompute]
+//                    [--format bf16] [--records N] [--relayout]
+//
+// A line a check, `name measured limit PASS|FAIL`; exit 1 on any FAIL, 2 when the check could not
+// be made (an unsupported family, a missing file).
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/device/cpu_backend.h"
+#include "engine/train/adapter.h"
+#include "tests/engine/train/golden_case.h"
+
+namespace soup::engine {
+namespace {
+
+constexpr double kLossLimit = 2e-5;
+constexpr double kLogitsLimit = 1e-5;
+constexpr double kGradientLimit = 1e-4;
+constexpr double kTrainLimit = 1e-4;
+constexpr double kAdapterLimit = 1e-3;
+
+struct Options {
+  std::string folder;
+  std::string backend = "cpu";
+  std::string format = "bf16";
+  std::string retention = "recompute";
+  int32_t slots = 2;
+  int32_t resident = 0;
+  int32_t records = 0;
+  bool relayout = false;
+  bool head_resident = false;
+};
+
+double RelativeL2(absl::Span<const float> x, absl::Span<const float> reference) {
+  if (x.size() != reference.size()) return INFINITY;
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double d = static_cast<double>(x[i]) - static_cast<double>(reference[i]);
+    difference += d * d;
+    norm += static_cast<double>(reference[i]) * static_cast<double>(reference[i]);
+  }
+  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+}
+
+double Relative(double x, double reference) {
+  return std::abs(x - reference) / std::max(std::abs(reference), 1e-300);
+}
+
+class Checker {
+ public:
+  Checker(const GoldenCase& golden, Trainer* trainer, const ModelBase& base, const Options& options,
+          const Placement& placement)
+      : golden_(golden),
+        trainer_(*trainer),
+        base_(base),
+        options_(options),
+        placement_(placement) {}
+
+  absl::Status Run() {
+    for (const char* batch : kGoldenBatches) {
+      SOUP_RETURN_IF_ERROR(CheckBase(batch));
+      SOUP_RETURN_IF_ERROR(CheckAdapter(batch));
+    }
+    SOUP_RETURN_IF_ERROR(CheckTraining());
+    // RunPass itself fails when a pass leaves its plan; this line shows the largest.
+    Line("arena.planned_minus_measured", static_cast<double>(planned_ - measured_), 0);
+    std::printf("# arena planned %lld measured %lld bytes, %lld passes\n",
+                static_cast<long long>(planned_), static_cast<long long>(measured_),
+                static_cast<long long>(passes_));
+    return absl::OkStatus();
+  }
+  bool failed() const { return failed_; }
+
+ private:
+  void Line(const std::string& name, double measured, double limit) {
+    const bool pass = measured <= limit;  // false for NaN
+    failed_ |= !pass;
+    std::printf("%s %.3e %.1e %s\n", name.c_str(), measured, limit, pass ? "PASS" : "FAIL");
+  }
+
+  absl::StatusOr<PassResult> Pass(const std::string& job, int64_t step, bool score) {
+    PassRequest request;
+    request.placement = placement_;
+    request.items.push_back({job, step, 0, -1, score});
+    SOUP_ASSIGN_OR_RETURN(PassResult result, trainer_.RunPass(request));
+    for (const JobFaultInfo& fault : result.faults) return fault.status;
+    planned_ = std::max(planned_, result.arena_planned_bytes);
+    measured_ = std::max(measured_, result.arena_measured_bytes);
+    ++passes_;
+    return result;
+  }
+
+  absl::Status CheckLogits(const std::string& job, const std::string& batch,
+                           const std::string& name) {
+    MicroBatch all;
+    for (const MicroBatch& m : CutRecords(golden_.records.at(batch), 0, 0)) all = m;
+    SOUP_ASSIGN_OR_RETURN(const std::vector<float> logits, trainer_.Logits(job, all, placement_));
+    SOUP_ASSIGN_OR_RETURN(const std::vector<float> reference, golden_.golden->ReadF32(name));
+    Line(name, RelativeL2(logits, reference), kLogitsLimit);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckScore(const std::string& job, const std::string& batch,
+                          const std::string& name) {
+    SOUP_ASSIGN_OR_RETURN(const PassResult result, Pass(job, 0, true));
+    if (result.validations.size() != 1) return absl::InternalError("no validation came back");
+    Line(name, Relative(result.validations[0].loss, golden_.losses.at(name)), kLossLimit);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckBase(const std::string& batch) {
+    const std::string job = absl::StrCat("base-", batch);
+    SOUP_ASSIGN_OR_RETURN(JobSetup setup,
+                          golden_.BatchJob(base_, job, batch, false, options_.records));
+    SOUP_RETURN_IF_ERROR(trainer_.OpenJob(std::move(setup)).status());
+    SOUP_RETURN_IF_ERROR(CheckScore(job, batch, absl::StrCat("base_loss.", batch)));
+    SOUP_RETURN_IF_ERROR(CheckLogits(job, batch, absl::StrCat("base_logits.", batch)));
+    return trainer_.CloseJob(job);
+  }
+
+  absl::Status CheckAdapter(const std::string& batch) {
+    const std::string job = absl::StrCat("lora-", batch);
+    SOUP_ASSIGN_OR_RETURN(JobSetup setup,
+                          golden_.BatchJob(base_, job, batch, true, options_.records));
+    SOUP_RETURN_IF_ERROR(trainer_.OpenJob(std::move(setup)).status());
+    const std::string loss = absl::StrCat("lora_loss.", batch);
+    SOUP_RETURN_IF_ERROR(CheckScore(job, batch, loss));
+    SOUP_RETURN_IF_ERROR(CheckLogits(job, batch, absl::StrCat("lora_logits.", batch)));
+    SOUP_ASSIGN_OR_RETURN(const PassResult result, Pass(job, 1, false));
+    if (result.steps.size() != 1) return absl::InternalError("no step came back");
+    Line(absl::StrCat(loss, ".train"), Relative(result.steps[0].loss, golden_.losses.at(loss)),
+         kLossLimit);
+    SOUP_ASSIGN_OR_RETURN(const AdapterSnapshot snapshot, trainer_.AdapterState(job));
+    SOUP_ASSIGN_OR_RETURN(const AdapterLayout layout,
+                          AdapterLayout::Create(base_.spec, golden_.lora));
+    for (const AdapterTensor& t : layout.tensors()) {
+      const std::string name = absl::StrCat("grad.", batch, ".", t.name);
+      SOUP_ASSIGN_OR_RETURN(const std::vector<float> reference, golden_.golden->ReadF32(name));
+      Line(name, RelativeL2(layout.Slice(snapshot.gradients, t), reference), kGradientLimit);
+    }
+    return trainer_.CloseJob(job);
+  }
+
+  absl::Status CheckTraining() {
+    SOUP_ASSIGN_OR_RETURN(JobSetup setup, golden_.TrainJob(base_, "train", options_.records));
+    SOUP_RETURN_IF_ERROR(trainer_.OpenJob(std::move(setup)).status());
+    for (size_t i = 0; i < golden_.train_losses.size(); ++i) {
+      SOUP_ASSIGN_OR_RETURN(const PassResult result,
+                            Pass("train", static_cast<int64_t>(i) + 1, false));
+      if (result.steps.size() != 1) return absl::InternalError("no step came back");
+      const StepStats& step = result.steps[0];
+      Line(absl::StrCat("train.", i + 1, ".loss"), Relative(step.loss, golden_.train_losses[i]),
+           kTrainLimit);
+      Line(absl::StrCat("train.", i + 1, ".grad_norm"),
+           Relative(step.grad_norm, golden_.train_norms[i]), kTrainLimit);
+    }
+    SOUP_ASSIGN_OR_RETURN(const AdapterSnapshot snapshot, trainer_.AdapterState("train"));
+    SOUP_ASSIGN_OR_RETURN(const AdapterLayout layout,
+                          AdapterLayout::Create(base_.spec, golden_.lora));
+    SOUP_ASSIGN_OR_RETURN(const std::vector<float> reference,
+                          LoadAdapterWeights(layout, *golden_.after));
+    Line("adapter_after8", RelativeL2(snapshot.weights, reference), kAdapterLimit);
+    return trainer_.CloseJob("train");
+  }
+
+  const GoldenCase& golden_;
+  Trainer& trainer_;
+  const ModelBase& base_;
+  const Options& options_;
+  const Placement placement_;
+  bool failed_ = false;
+  int64_t planned_ = 0;
+  int64_t measured_ = 0;
+  int64_t passes_ = 0;
+};
+
+absl::StatusOr<bool> CheckFolder(const Options& options) {
+  if (options.backend != "cpu") {
+    return absl::UnimplementedError(
+        absl::StrCat("backend ", options.backend, " is not in this build; use cpu"));
+  }
+  SOUP_ASSIGN_OR_RETURN(const BaseFormat format, ParseBaseFormat(options.format));
+  SOUP_ASSIGN_OR_RETURN(const cache::MemoryBase memory,
+                        cache::MemoryBase::Assemble(options.folder, {}, format));
+  const ModelBase base = BorrowBase(memory);
+  SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<GoldenCase> golden, GoldenCase::Load(options.folder));
+  Placement placement;
+  const int32_t layers = static_cast<int32_t>(base.spec.layers);
+  placement.slots = options.slots == 0 ? layers : std::min(options.slots, layers);
+  placement.resident_layers = std::min(options.resident, placement.slots);
+  placement.head_resident = options.head_resident;
+  SOUP_ASSIGN_OR_RETURN(placement.retention, ParseRetention(options.retention));
+  const std::unique_ptr<Backend> backend = MakeCpuBackend();
+  TrainerOptions trainer_options;
+  trainer_options.always_relayout = options.relayout;
+  SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                        Trainer::Create(backend.get(), base, trainer_options));
+  Checker checker(*golden, trainer.get(), base, options, placement);
+  SOUP_RETURN_IF_ERROR(checker.Run());
+  return !checker.failed();
+}
+
+}  // namespace
+}  // namespace soup::engine
+
+int main(int argc, char** argv) {
+  soup::engine::Options options;
+  CLI::App app("Holds the engine against one folder of golden data");
+  app.add_option("dir", options.folder, "Folder of golden data")->required();
+  app.add_option("--backend", options.backend, "cpu");
+  app.add_option("--format", options.format, "Storage of the base: bf16");
+  app.add_option("--slots", options.slots, "Slots; 0 or more than the layers: every layer");
+  app.add_option("--resident", options.resident, "Layers that keep their slot");
+  app.add_option("--retention", options.retention, "keep or recompute");
+  app.add_option("--records", options.records, "Records a micro-batch; 0: all in one");
+  app.add_flag("--relayout", options.relayout, "Lay the arena out anew in every pass");
+  app.add_flag("--head-resident", options.head_resident, "Keep the head on the device");
+  CLI11_PARSE(app, argc, argv);
+  const absl::StatusOr<bool> passed = soup::engine::CheckFolder(options);
+  if (!passed.ok()) {
+    std::fprintf(stderr, "golden_check: %s: %s\n", options.folder.c_str(),
+                 std::string(passed.status().message()).c_str());
+    return 2;
+  }
+  return *passed ? 0 : 1;
+}

@@ -1,0 +1,64 @@
+// What tests of the trainer share: a tiny base, jobs of random records, runs to the end.
+#ifndef SOUP_TESTS_ENGINE_TRAIN_TRAINER_FIXTURE_H_
+#define SOUP_TESTS_ENGINE_TRAIN_TRAINER_FIXTURE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cache/slab_assembler.h"
+#include "engine/device/cpu_backend.h"
+#include "engine/train/trainer.h"
+
+namespace soup::engine {
+
+// The tiny llama of tests/golden, assembled once a process and format.
+const cache::MemoryBase& TinyMemory(BaseFormat format = BaseFormat::kBf16);
+ModelBase TinyBase(BaseFormat format = BaseFormat::kBf16);
+
+struct RandomJob {
+  std::string id = "a";
+  uint64_t seed = 1;
+  int32_t records = 20;
+  int32_t validation_records = 0;
+  int32_t longest = 30;
+  int32_t batch_size = 5;
+  double epochs = 2;  // 20 records, 5 a step, 2 epochs: 8 steps
+  int32_t r = 4;
+  double alpha = 8;
+  double dropout = 0;
+  bool rslora = false;
+  std::vector<Module> targets = {Module::kQ,    Module::kK,  Module::kV,   Module::kO,
+                                 Module::kGate, Module::kUp, Module::kDown};
+  int32_t first_token = 0;  // ids are drawn from here up
+  // Small, so that a step has several micro-batches.
+  int64_t micro_batch_tokens = 64;
+  BaseFormat format = BaseFormat::kBf16;
+};
+JobSetup MakeJob(const RandomJob& job);
+
+// A trainer with its backend; members in order of construction.
+struct Engine {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Trainer> trainer;
+};
+Engine MakeEngine(const ModelBase& base, const CpuBackendOptions& backend = {},
+                  const TrainerOptions& options = {});
+
+// Runs a job's next step in passes of `micro_batches` items each (< 0: one pass). Checks that plan
+// and arena agree and that nothing faulted.
+StepStats RunStep(Trainer& trainer, const std::string& job, int64_t step,
+                  const Placement& placement, int32_t micro_batches = -1);
+// The same until `last_step`, from the step after `steps_done`.
+void RunSteps(Trainer& trainer, const std::string& job, int64_t first_step, int64_t last_step,
+              const Placement& placement, int32_t micro_batches = -1);
+AdapterSnapshot Snapshot(Trainer& trainer, const std::string& job);
+
+// Equal to the bit: weights, moments, step counts. Gradients too when `gradients`.
+bool SameBits(const AdapterSnapshot& a, const AdapterSnapshot& b, bool gradients = true);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_TESTS_ENGINE_TRAIN_TRAINER_FIXTURE_H_
