@@ -160,9 +160,9 @@ struct AxpyArgs {
 };
 
 // LoRA dropout (inverted: kept elements are scaled by 1 / (1 - p)). The mask is a function of the
-// element's index alone: element i is kept when draw i of PhiloxStream(seed, stream_hi, stream_lo) of
-// kernels/philox.h (Philox4x32-10, Salmon et al., SC 2011) is >= p * 2^32. p in [0, 1). The stream
-// encodes (step, micro-batch, layer, module), so recompute, resume and co-tenants agree.
+// element's index alone: element i is kept when draw i of PhiloxStream(seed, stream_hi, stream_lo)
+// of kernels/philox.h (Philox4x32-10, Salmon et al., SC 2011) is >= p * 2^32. p in [0, 1). The
+// stream encodes (step, micro-batch, layer, module), so recompute, resume and co-tenants agree.
 struct DropoutArgs {
   const void* x;
   void* y;  // may be x

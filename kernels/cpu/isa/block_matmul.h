@@ -55,7 +55,7 @@ SOUP_INLINE void MatmulColumns(const BlockMatmul& p, int64_t j) {
   for (; i < p.M; ++i) MatmulTile<1, Columns>(p, i, j);
 }
 
-static void Matmul(const BlockMatmul& p) {
+[[maybe_unused]] static void Matmul(const BlockMatmul& p) {
   constexpr int kColumns = kParts == 1 ? 2 : 1;
   int64_t j = 0;
   for (; j + kColumns * kLanes <= p.N; j += kColumns * kLanes) MatmulColumns<kColumns>(p, j);
