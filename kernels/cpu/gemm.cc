@@ -14,9 +14,13 @@ blasint Dim(int64_t value) {
 
 }  // namespace
 
-void Gemm(const GemmArgs& args, CpuContext&) {
+void Gemm(const GemmArgs& args, CpuContext& ctx) {
   SOUP_KERNEL_CHECK(args.beta == 0.0f || args.beta == 1.0f);
   if (args.M == 0 || args.N == 0) return;
+  // The count is the process's: another context may have set its own since.
+  if (openblas_get_num_threads() != ctx.blas_threads()) {
+    openblas_set_num_threads(ctx.blas_threads());
+  }
   cblas_sgemm(CblasRowMajor, args.transpose_a ? CblasTrans : CblasNoTrans,
               args.transpose_b ? CblasTrans : CblasNoTrans, Dim(args.M), Dim(args.N), Dim(args.K),
               args.alpha, static_cast<const float*>(args.A), Dim(args.lda),

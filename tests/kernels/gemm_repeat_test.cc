@@ -118,6 +118,22 @@ TEST_P(GemmRepeatTest, BitsDependOnTheShapeOnly) {
   }
 }
 
+// A second context with another BLAS thread count, made in between, changes nothing.
+TEST(GemmContextTest, KeepsItsOwnThreadCount) {
+  for (int threads : {1, 2}) {
+    CpuContext ctx({.threads = 1, .blas_threads = threads});
+    uint64_t seed = 100;
+    for (const Product& p : Products()) {
+      const Operands operands(p, ++seed);
+      const std::vector<float> first = operands.Multiply(p, ctx, 0, 0, 0);
+      CpuContext other({.threads = 1, .blas_threads = 3 - threads});
+      operands.Multiply(p, other, 0, 0, 0);
+      EXPECT_TRUE(SameBits(operands.Multiply(p, ctx, 0, 0, 0), first))
+          << "M " << p.M << " N " << p.N << " K " << p.K << ", seed " << seed;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(BlasThreads, GemmRepeatTest, testing::Values(1, 2, 3));
 
 }  // namespace

