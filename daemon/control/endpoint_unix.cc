@@ -29,6 +29,7 @@ namespace {
 
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr int64_t kNumberRestMs = 30'000;
+constexpr int64_t kAcceptRestMs = 100;
 
 int64_t NowMs() { return engine::RealClock().MonotonicNs() / 1'000'000; }
 
@@ -134,6 +135,7 @@ struct UnixEndpoint::Loop {
   int listen_fd = -1;
   int stop_fd = -1;
   int epoll_fd = -1;
+  int64_t accept_again_ms = 0;  // 0: listening
   NumberRing numbers;
   std::map<int, Waiting> waiting;
 
@@ -156,15 +158,23 @@ struct UnixEndpoint::Loop {
     close(fd);  // Leaves the epoll set with it.
   }
 
+  // Out of descriptors or memory: polling on would spin until there are some.
+  void RestFromAccepting(int error) {
+    SOUP_LOG(kWarn, "endpoint") << "accept: " << std::strerror(error);
+    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, listen_fd, nullptr);
+    accept_again_ms = NowMs() + kAcceptRestMs;
+  }
+
+  void AcceptAgain() {
+    if (accept_again_ms == 0 || NowMs() < accept_again_ms) return;
+    if (Watch(listen_fd, EPOLLIN)) accept_again_ms = 0;
+  }
+
   void Accept() {
     for (int i = 0; i < 64; ++i) {
       const int fd = accept4(listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd < 0) {
-        if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) {
-          SOUP_LOG(kWarn, "endpoint") << "accept: " << std::strerror(errno);
-          // Out of descriptors: level-triggered polling would spin.
-          std::this_thread::yield();
-        }
+        if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) RestFromAccepting(errno);
         return;
       }
       ucred peer{};
@@ -217,8 +227,8 @@ struct UnixEndpoint::Loop {
   }
 
   int TimeoutMs() const {
-    if (waiting.empty()) return -1;
-    int64_t first = INT64_MAX;
+    if (waiting.empty() && accept_again_ms == 0) return -1;
+    int64_t first = accept_again_ms == 0 ? INT64_MAX : accept_again_ms;
     for (const auto& [fd, w] : waiting) first = std::min(first, w.until_ms);
     return static_cast<int>(std::clamp<int64_t>(first - NowMs(), 0, 10'000));
   }
@@ -237,6 +247,7 @@ struct UnixEndpoint::Loop {
         }
       }
       DropLate();
+      AcceptAgain();
     }
   }
 };

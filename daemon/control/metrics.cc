@@ -7,7 +7,6 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
-#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -49,10 +48,9 @@ Histogram& MakeHistogram(Registry& registry, const char* name, const char* help,
       .Add({}, bounds);
 }
 
-// Counters never go down, whatever a worker reports.
-void Add(Counter& counter, double value) {
-  if (value > 0) counter.Increment(value);
-}
+// Counters and sums never go down and never become NaN, whatever a worker reports.
+double Sane(double value) { return value > 0 && value < 1e18 ? value : 0; }
+void Add(Counter& counter, double value) { counter.Increment(Sane(value)); }
 
 const std::vector<double>& StepBounds() {
   static const auto* const kBounds = new std::vector<double>{
@@ -150,7 +148,7 @@ Metrics::~Metrics() = default;
 
 void Metrics::StepDone(const std::string& job_id, const soup::v1::StepRecord& step) {
   Series& s = *series_;
-  s.step_duration.Observe(std::max(step.step_seconds(), 0.0));
+  s.step_duration.Observe(Sane(step.step_seconds()));
   Add(s.tokens, static_cast<double>(step.tokens()));
   Add(s.bucket_tails, static_cast<double>(step.bucket_tail_tokens()));
   if (step.skipped()) s.skipped_steps.Increment();
@@ -207,7 +205,7 @@ void Metrics::SetJobCounts(const std::map<JobState, int64_t>& counts) {
   }
 }
 
-void Metrics::QueueWaited(double seconds) { series_->queue_wait.Observe(std::max(seconds, 0.0)); }
+void Metrics::QueueWaited(double seconds) { series_->queue_wait.Observe(Sane(seconds)); }
 
 void Metrics::JobActive(const std::string& job_id) {
   absl::MutexLock lock(&series_->mutex);

@@ -11,6 +11,12 @@
 #include "engine/base/status_macros.h"
 
 namespace soup::daemon {
+namespace {
+
+// The least that any write needs.
+constexpr int64_t kPageBytes = 4096;
+
+}  // namespace
 
 Query::Query(Query&& other) noexcept
     : db_(other.db_),
@@ -111,13 +117,13 @@ absl::Status SqliteDb::Error(int code, absl::string_view what) {
   switch (primary) {
     case SQLITE_FULL:
       storage_failed_ = true;
-      return engine::ErrnoStatus(ENOSPC, "write the job store", path_);
+      return engine::ErrnoStatus(ENOSPC, "write the job store", path_, kPageBytes);
     case SQLITE_IOERR:
     case SQLITE_CANTOPEN:
     case SQLITE_READONLY:
       storage_failed_ = true;
       if (system_errno == ENOSPC || system_errno == EDQUOT) {
-        return engine::ErrnoStatus(system_errno, "write the job store", path_);
+        return engine::ErrnoStatus(system_errno, "write the job store", path_, kPageBytes);
       }
       return absl::Status(primary == SQLITE_IOERR ? absl::StatusCode::kDataLoss
                                                   : absl::StatusCode::kPermissionDenied,
