@@ -23,12 +23,16 @@ const std::vector<OutputFormat> kMessageForms = {OutputFormat::kTable, OutputFor
 constexpr int kTopJobs = 200;
 
 absl::Status RunNode(Cli* cli) {
-  SOUP_ASSIGN_OR_RETURN(const OutputFormat format,
-                        cli->Format(OutputFormat::kTable, kMessageForms));
+  SOUP_ASSIGN_OR_RETURN(
+      const OutputFormat format,
+      cli->Format(OutputFormat::kTable, {OutputFormat::kTable, OutputFormat::kJson,
+                                         OutputFormat::kYaml, OutputFormat::kName}));
   SOUP_ASSIGN_OR_RETURN(Api * api, cli->GetApi());
   SOUP_ASSIGN_OR_RETURN(const Node node, api->GetNode());
   if (format == OutputFormat::kTable) {
     cli->terminal.Print(NodeDetails(node, cli->terminal.out_has_color()));
+  } else if (format == OutputFormat::kName) {
+    cli->terminal.Print(absl::StrCat(Printable(node.hostname()), "\n"));
   } else {
     cli->PrintMessage(node, format);
   }

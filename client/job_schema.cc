@@ -14,9 +14,10 @@
 namespace soup::client {
 namespace {
 
+// Ranges are those of soupd's own check (daemon/control/spec_validator.cc), told here with the
+// line.
 constexpr double kInt32Max = std::numeric_limits<int32_t>::max();
-// The largest whole numbers that a double holds exactly stand for "as large as you like".
-constexpr double kWholeMax = 9007199254740992.0;
+constexpr double kManySteps = static_cast<double>(int64_t{1} << 40);
 // seed takes all of uint64; the parser reads it exactly, this bound is only for the range check.
 constexpr double kUint64Max = 18446744073709551615.0;
 
@@ -60,8 +61,8 @@ constexpr JobKey kKeys[] = {
      .key = "max_length",
      .kind = KeyKind::kWholeNumber,
      .default_text = "2048",
-     .low = 1,
-     .high = 1 << 24,
+     .low = 2,
+     .high = 1 << 20,
      .meaning = "Tokens of a record; longer ones are cut, and counted in the report."},
     {.section = "data",
      .key = "packing",
@@ -88,13 +89,13 @@ constexpr JobKey kKeys[] = {
      .kind = KeyKind::kWholeNumber,
      .default_text = "16",
      .low = 1,
-     .high = 65536,
+     .high = 1024,
      .meaning = "Rank of the adapter."},
     {.section = "lora",
      .key = "alpha",
      .kind = KeyKind::kReal,
      .default_text = "32",
-     .high = 1e9,
+     .high = 1e6,
      .low_open = true,
      .meaning = "Scale of the adapter: alpha / r, or alpha / sqrt(r) with rslora."},
     {.section = "lora",
@@ -137,13 +138,13 @@ constexpr JobKey kKeys[] = {
      .kind = KeyKind::kWholeNumber,
      .default_text = "8",
      .low = 1,
-     .high = kInt32Max,
+     .high = 1 << 20,
      .meaning = "Records of an optimizer step. soupd cuts a step into micro-batches by itself."},
     {.section = "training",
      .key = "learning_rate",
      .kind = KeyKind::kReal,
      .default_text = "2e-4",
-     .high = 100,
+     .high = 10,
      .low_open = true,
      .meaning = "Peak learning rate of AdamW."},
     {.section = "training",
@@ -162,13 +163,13 @@ constexpr JobKey kKeys[] = {
      .key = "weight_decay",
      .kind = KeyKind::kReal,
      .default_text = "0.0",
-     .high = 100,
+     .high = 1000,
      .meaning = "AdamW's decoupled weight decay."},
     {.section = "training",
      .key = "max_grad_norm",
      .kind = KeyKind::kReal,
      .default_text = "1.0",
-     .high = 1e12,
+     .high = 1e9,
      .meaning = "Gradients are scaled down to this global norm; 0: no clipping."},
     {.section = "training",
      .key = "seed",
@@ -187,13 +188,13 @@ constexpr JobKey kKeys[] = {
      .kind = KeyKind::kWholeNumber,
      .default_text = "2",
      .low = 1,
-     .high = 10000,
+     .high = 1000,
      .meaning = "Checkpoints kept."},
     {.section = "training",
      .key = "max_steps",
      .kind = KeyKind::kWholeNumber,
      .default_text = "0",
-     .high = kWholeMax,
+     .high = kManySteps,
      .meaning = "Stop after so many steps; 0: as many as the epochs hold."},
     {.section = "training",
      .key = "adam_beta1",

@@ -197,13 +197,13 @@ TEST(JobFileTest, EveryErrorIsToldAtOnce) {
 
 TEST(JobFileTest, WrongTypesAreNamed) {
   const std::pair<const char*, const char*> cases[] = {
-      {"lora: {r: 0}", "job.yaml:3:11: \"lora.r\" is a whole number, 1 to 65536, found \"0\""},
-      {"lora: {r: 16.5}", "\"lora.r\" is a whole number, 1 to 65536, found \"16.5\""},
+      {"lora: {r: 0}", "job.yaml:3:11: \"lora.r\" is a whole number, 1 to 1024, found \"0\""},
+      {"lora: {r: 16.5}", "\"lora.r\" is a whole number, 1 to 1024, found \"16.5\""},
       {"lora: {r: \"16\"}", "found \"16\" in quotes; remove the quotes"},
       {"lora: {r: [16]}", "found a list"},
       {"lora: {r: }", "found nothing"},
       {"lora: {r: ~}", "found"},
-      {"lora: {alpha: 0}", "\"lora.alpha\" is a number, above 0, at most 1000000000, found \"0\""},
+      {"lora: {alpha: 0}", "\"lora.alpha\" is a number, above 0, at most 1000000, found \"0\""},
       {"lora: {alpha: .inf}", "\"lora.alpha\" is a number"},
       {"lora: {alpha: nan}", "\"lora.alpha\" is a number"},
       {"lora: {dropout: 1}", "\"lora.dropout\" is a number, 0 to below 1, found \"1\""},
@@ -218,7 +218,7 @@ TEST(JobFileTest, WrongTypesAreNamed) {
       {"training: {seed: -1}", "\"training.seed\" is a whole number"},
       {"training: {seed: 18446744073709551616}", "\"training.seed\" is a whole number"},
       {"training: {batch_size: 99999999999}",
-       "\"training.batch_size\" is a whole number, 1 or more"},
+       "\"training.batch_size\" is a whole number, 1 to 1048576"},
       {"training: {scheduler: cosin}",
        "one of constant, linear, cosine, found \"cosin\"; did you "
        "mean cosine?"},
@@ -333,7 +333,7 @@ soup::v1::JobSpec RandomSpec(std::mt19937_64& rng) {
   auto* d = s.mutable_data();
   d->mutable_train()->set_name(pick({"t.jsonl", "../x/t.jsonl", "0.5", "/abs/t", "sp ace.jsonl"}));
   d->set_format(pick({"auto", "text"}));
-  d->set_max_length(1 + static_cast<int>(rng() % 4096));
+  d->set_max_length(2 + static_cast<int>(rng() % 4096));
   d->set_packing(rng() % 2);
   d->set_train_on(pick({"responses", "all"}));
   if (rng() % 2) {
@@ -369,7 +369,7 @@ soup::v1::JobSpec RandomSpec(std::mt19937_64& rng) {
   t->set_seed(rng());
   t->set_save_every(static_cast<int>(rng() % 1000));
   t->set_keep_last(1 + static_cast<int>(rng() % 10));
-  t->set_max_steps(static_cast<int64_t>(rng() >> 20));
+  t->set_max_steps(static_cast<int64_t>(rng() >> 24));
   t->set_adam_beta1(real() * 0.99);
   t->set_adam_beta2(real() * 0.99);
   t->set_adam_epsilon(real() * 1e-7 + 1e-12);
