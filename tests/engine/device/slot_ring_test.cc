@@ -127,7 +127,7 @@ TEST(SlotRingTest, PrefetchRunsAheadByTheFreeSlotsAndNoFurther) {
 }
 
 TEST(SlotRingTest, ACopyOverlapsWithTheVisitBeforeIt) {
-  Rig rig(6, 2, 100, {.copy_delay = absl::Milliseconds(30)});
+  Rig rig(6, 2, 100, {.copy_delay = absl::Milliseconds(60)});
   const VisitSchedule schedule = rig.Schedule();
   ASSERT_TRUE(rig.ring->BeginPass(schedule).ok());
   double stall = 0;
@@ -136,8 +136,7 @@ TEST(SlotRingTest, ACopyOverlapsWithTheVisitBeforeIt) {
     ASSERT_TRUE(slab.ok()) << slab.status();
     stall += slab->stall_seconds;
     if (v == 0) {
-      EXPECT_GE(slab->stall_seconds, 0.015) << "nothing could hide the first copy";
-      EXPECT_LT(slab->stall_seconds, 10);
+      EXPECT_GT(slab->stall_seconds, 0) << "nothing could hide the first copy";
     } else {
       EXPECT_EQ(slab->stall_seconds, 0) << "visit " << v;
     }
@@ -153,7 +152,8 @@ TEST(SlotRingTest, ACopyOverlapsWithTheVisitBeforeIt) {
 }
 
 TEST(SlotRingTest, StallsAndBusyTimeAreCounted) {
-  Rig rig(5, 2, 100, {.copy_delay = absl::Milliseconds(20)});
+  Rig rig(5, 2, 100, {.copy_delay = absl::Milliseconds(60)});
+  const absl::Time start = absl::Now();
   const VisitSchedule schedule = rig.Schedule();
   ASSERT_TRUE(rig.ring->BeginPass(schedule).ok());
   double stall = 0;
@@ -167,9 +167,10 @@ TEST(SlotRingTest, StallsAndBusyTimeAreCounted) {
   ASSERT_TRUE(rig.ring->EndPass().ok());
   const BackendCounters counters = rig.backend->counters();
   // Compute does nothing, so it waits for nearly every copy in full.
-  const double copying = 0.020 * static_cast<double>(schedule.copies);
+  const double copying = 0.060 * static_cast<double>(schedule.copies);
   EXPECT_GE(counters.copy_busy_seconds, 0.9 * copying);
   EXPECT_GE(stall, 0.5 * copying);
+  EXPECT_LE(stall, absl::ToDoubleSeconds(absl::Now() - start));
   EXPECT_DOUBLE_EQ(counters.stall_seconds, stall);
   EXPECT_EQ(counters.copy_bytes, 100 * schedule.copies);
 }
