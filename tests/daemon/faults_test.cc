@@ -1,0 +1,161 @@
+// What must not take others down, nor lose anything: poisoned data (case 15), full disks (case 17),
+// bad data, and jobs whose worker or base misbehaves.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/io/safetensors_reader.h"
+#include "tests/daemon/harness.h"
+
+namespace soup::daemon {
+namespace {
+
+using soup::v1::Job;
+using soup::v1::JobSpec;
+using ::testing::HasSubstr;
+
+std::string Records() {
+  return ReadFileOrEmpty(TestData("cases/17-save-on-full-disk/train.jsonl"));
+}
+
+void ExpectFinite(const std::string& safetensors) {
+  auto file = engine::SafetensorsFile::Open(safetensors);
+  ASSERT_TRUE(file.ok()) << file.status();
+  for (const engine::TensorInfo& tensor : (*file)->tensors())
+    for (float v : *(*file)->ReadF32(tensor.name)) ASSERT_TRUE(std::isfinite(v)) << tensor.name;
+}
+
+TEST(FaultsTest, APoisonedBaseOrRecordNeverMakesAPoisonedAdapter) {
+  Harness h;
+  const std::string base = h.dir() + "/nan";
+  std::filesystem::copy(TestData("cases/15-nan-poison/base"), base);
+  ASSERT_TRUE(h.Start().ok());
+  const std::string data = ReadFileOrEmpty(TestData("cases/15-nan-poison/train.jsonl"));
+  JobSpec poisoned = h.Spec("poisoned", data, base);
+  poisoned.mutable_data()->set_packing(false);
+  poisoned.mutable_training()->set_batch_size(1);
+  poisoned.mutable_training()->set_epochs(3);
+  poisoned.mutable_training()->set_save_every(1);
+  JobSpec neighbour =
+      h.Spec("neighbour", ReadFileOrEmpty(TestData("cases/15-nan-poison/neighbour.jsonl")), base);
+  neighbour.mutable_data()->set_packing(false);
+  neighbour.mutable_training()->set_batch_size(7);
+  neighbour.mutable_training()->set_epochs(60);
+  const Job alone = h.Submit(neighbour);
+  const Job first = h.WaitFor(alone.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  if (first.state() == soup::v1::FAILED) {
+    // The import refuses: it names the tensor.
+    EXPECT_THAT(first.message(), HasSubstr("model.embed_tokens.weight"));
+    EXPECT_THAT(first.message(), HasSubstr("7"));
+    return;
+  }
+  const Job bad = h.Submit(poisoned);
+  const Job good = h.Submit(neighbour);
+  const Job ended = h.WaitFor(bad.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  h.WaitFor(good.id(), {soup::v1::SUCCEEDED});
+  EXPECT_EQ(h.Adapter(alone.id()), h.Adapter(good.id()));
+  EXPECT_NEAR(h.Steps(good.id()).front().loss(), 8.4325, 2e-4);
+  int skipped = 0;
+  for (const auto& step : h.Steps(bad.id())) skipped += step.skipped();
+  EXPECT_EQ(skipped, 3) << "one an epoch";
+  if (ended.state() == soup::v1::SUCCEEDED) {
+    EXPECT_FALSE(ended.warnings().empty());
+    ExpectFinite(h.state_dir() + "/artifacts/" + bad.id() + "/adapter_model.safetensors");
+  }
+}
+
+TEST(FaultsTest, BadDataFailsTheJobWithItsLine) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  const Job job = h.Submit(h.Spec("broken", "{\"text\": \"fine\"}\n{\"text\": \"not\n"));
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(done.state(), soup::v1::FAILED);
+  EXPECT_EQ(done.reason(), soup::v1::DATA);
+  EXPECT_THAT(done.message(), HasSubstr("broken.jsonl"));
+  EXPECT_THAT(done.message(), HasSubstr("2"));
+  ExpectWholeHistory(h, job.id(), soup::v1::FAILED);
+}
+
+TEST(FaultsTest, AStoppedWorkerIsReplaced) {
+  Harness h({.flags = {"--worker-timeout=3"}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("stopped", Records());
+  spec.mutable_training()->set_epochs(60);
+  const Job job = h.Submit(spec);
+  h.WaitForStep(job.id(), 5);
+  ::kill(h.WorkerPid(), SIGSTOP);
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+  EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_GT(done.attempts(), 1);
+}
+
+// A tmpfs of a given size; gone with the object. Needs root.
+class SmallDisk {
+ public:
+  SmallDisk(std::string path, int kib) : path_(std::move(path)) {
+    std::filesystem::create_directories(path_);
+    const std::string options = "size=" + std::to_string(kib) + "k,mode=0700";
+    mounted_ = ::mount("tmpfs", path_.c_str(), "tmpfs", 0, options.c_str()) == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(path_.c_str(), MNT_DETACH);
+  }
+  bool mounted() const { return mounted_; }
+  void Fill() {
+    std::ofstream out(path_ + "/ballast", std::ios::binary);
+    const std::string page(4096, 'x');
+    while (out.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
+    }
+  }
+  void Free() { std::filesystem::remove(path_ + "/ballast"); }
+
+ private:
+  const std::string path_;
+  bool mounted_ = false;
+};
+
+TEST(FaultsTest, AFullDiskPausesTheJobAndNothingIsLost) {
+  if (::geteuid() != 0) GTEST_SKIP() << "mounts a tmpfs: needs root";
+  std::string pattern = "/tmp/diskXXXXXX";
+  const std::string top = ::mkdtemp(pattern.data());
+  {
+    SmallDisk disk(top + "/s", 6 << 10);
+    if (!disk.mounted()) GTEST_SKIP() << "no tmpfs can be mounted here";
+    Harness h({.flags = {"--cache-dir=" + top + "/cache"}, .state_dir = top + "/s"});
+    ASSERT_TRUE(h.Start().ok());
+    JobSpec spec = h.Spec("full", Records());
+    spec.mutable_lora()->set_r(16);
+    spec.mutable_training()->set_epochs(60);
+    spec.mutable_training()->set_save_every(1);
+    const Job calm = h.Submit(spec);
+    h.WaitFor(calm.id(), {soup::v1::SUCCEEDED});
+    const std::string expected = h.Adapter(calm.id());
+    spec.set_name("filled");
+    const Job job = h.Submit(spec);
+    h.WaitForStep(job.id(), 20);
+    disk.Fill();
+    const Job paused =
+        h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::SUCCEEDED, soup::v1::FAILED});
+    ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
+    EXPECT_EQ(paused.reason(), soup::v1::STORAGE);
+    EXPECT_THAT(paused.message(), HasSubstr(job.id()));
+    EXPECT_THAT(paused.message(), HasSubstr("free"));
+    EXPECT_FALSE(h.Steps(job.id()).empty()) << "what is known is still told";
+    disk.Free();
+    ASSERT_TRUE(h.Resume(job.id()).ok());
+    const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+    ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+    EXPECT_EQ(h.Adapter(job.id()), expected);
+    ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+  }
+  std::filesystem::remove_all(top);
+}
+
+}  // namespace
+}  // namespace soup::daemon

@@ -1,0 +1,201 @@
+// A job from submit to its adapter, alone and with others, paused and resumed, before and after a
+// restart of soupd.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cmath>
+
+#include "tests/daemon/harness.h"
+
+namespace soup::daemon {
+namespace {
+
+using soup::v1::Job;
+using soup::v1::JobSpec;
+using ::testing::HasSubstr;
+
+// 37 rows of the byte-token base.
+std::string Records() {
+  return ReadFileOrEmpty(TestData("cases/17-save-on-full-disk/train.jsonl"));
+}
+
+TEST(LifeTest, AJobSucceedsAndItsHistoryIsWhole) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  const Job job = h.Submit(h.Spec("one", Records()));
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_EQ(done.steps_done(), done.steps_total());
+  EXPECT_EQ(done.steps_total(), 20);
+  EXPECT_EQ(done.dataset().records(), 37);
+  EXPECT_FALSE(done.base_fingerprint().empty());
+  const auto steps = h.Steps(job.id());
+  ASSERT_EQ(steps.size(), 20u);
+  EXPECT_LT(steps.back().loss(), steps.front().loss());
+  EXPECT_GT(h.Adapter(job.id()).size(), 1000u);
+  EXPECT_THAT(ReadFileOrEmpty(h.state_dir() + "/artifacts/" + job.id() + "/adapter_config.json"),
+              HasSubstr("\"LORA\""));
+  ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+  struct stat st {};
+  EXPECT_NE(::stat((h.state_dir() + "/mirror/" + job.id() + "/mirror.bin").c_str(), &st), 0)
+      << "an ended job needs no mirror";
+  EXPECT_EQ(h.TerminateSoupd(), 0);
+}
+
+TEST(LifeTest, TheSecondJobOnABaseBeginsAtOnceAndARestartFindsTheBaseInTheCache) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("first", Records());
+  spec.mutable_training()->set_max_steps(2);
+  const Job first = h.Submit(spec);
+  h.WaitFor(first.id(), {soup::v1::SUCCEEDED});
+  spec.set_name("second");
+  const Job second = h.Submit(spec);
+  h.WaitFor(second.id(), {soup::v1::SUCCEEDED});
+  const auto steps = h.Steps(second.id());
+  ASSERT_FALSE(steps.empty());
+  EXPECT_LT(steps[0].unix_ms() - second.created_unix_ms(), 3000);  // generous: loaded test hosts
+  EXPECT_THAT(ReadFileOrEmpty(h.state_dir() + "/jobs/" + first.id() + "/log.txt"),
+              HasSubstr("imported"));
+  EXPECT_THAT(ReadFileOrEmpty(h.state_dir() + "/jobs/" + second.id() + "/log.txt"),
+              HasSubstr("already in host memory"));
+  ASSERT_EQ(h.TerminateSoupd(), 0);
+  ASSERT_TRUE(h.Start().ok());
+  spec.set_name("third");
+  const Job third = h.Submit(spec);
+  h.WaitFor(third.id(), {soup::v1::SUCCEEDED});
+  EXPECT_THAT(ReadFileOrEmpty(h.state_dir() + "/jobs/" + third.id() + "/log.txt"),
+              HasSubstr("read from the shard cache"));
+  EXPECT_EQ(h.Adapter(first.id()), h.Adapter(third.id()));
+}
+
+TEST(LifeTest, TwoJobsInOnePassGetTheBitsTheyGetAlone) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec a = h.Spec("a", Records());
+  a.mutable_training()->set_epochs(20);
+  JobSpec b = a;
+  b.set_name("b");
+  b.mutable_lora()->set_r(7);
+  b.mutable_training()->set_seed(7);
+  const Job a_alone = h.Submit(a);
+  h.WaitFor(a_alone.id(), {soup::v1::SUCCEEDED});
+  const Job b_alone = h.Submit(b);
+  h.WaitFor(b_alone.id(), {soup::v1::SUCCEEDED});
+  const Job a_both = h.Submit(a);
+  const Job b_both = h.Submit(b);
+  h.WaitFor(a_both.id(), {soup::v1::SUCCEEDED});
+  h.WaitFor(b_both.id(), {soup::v1::SUCCEEDED});
+  ASSERT_FALSE(h.Adapter(a_alone.id()).empty());
+  EXPECT_EQ(h.Adapter(a_alone.id()), h.Adapter(a_both.id()));
+  EXPECT_EQ(h.Adapter(b_alone.id()), h.Adapter(b_both.id()));
+  // They did overlap: each took steps while the other was running.
+  const auto a_steps = h.Steps(a_both.id()), b_steps = h.Steps(b_both.id());
+  EXPECT_LT(a_steps.front().unix_ms(), b_steps.back().unix_ms());
+  EXPECT_LT(b_steps.front().unix_ms(), a_steps.back().unix_ms());
+}
+
+TEST(LifeTest, PauseAndResumeChangeNoBit) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("steady", Records());
+  spec.mutable_training()->set_epochs(30);
+  const Job steady = h.Submit(spec);
+  h.WaitFor(steady.id(), {soup::v1::SUCCEEDED});
+  spec.set_name("paused");
+  const Job job = h.Submit(spec);
+  h.WaitForStep(job.id(), 5);
+  ASSERT_TRUE(h.Pause(job.id()).ok());
+  const Job paused = h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::SUCCEEDED});
+  ASSERT_EQ(paused.state(), soup::v1::PAUSED) << "too quick to be paused: make the job longer";
+  EXPECT_EQ(paused.reason(), soup::v1::USER_REQUEST);
+  const std::string checkpoint = h.state_dir() + "/jobs/" + job.id() + "/checkpoints/step-" +
+                                 std::to_string(paused.steps_done()) + "/state.json";
+  EXPECT_FALSE(ReadFileOrEmpty(checkpoint).empty()) << checkpoint;
+  // Over a restart of soupd it stays paused.
+  ASSERT_EQ(h.TerminateSoupd(), 0);
+  ASSERT_TRUE(h.Start().ok());
+  EXPECT_EQ(h.Get(job.id()).state(), soup::v1::PAUSED);
+  EXPECT_EQ(h.Get(job.id()).steps_done(), paused.steps_done());
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  h.WaitFor(job.id(), {soup::v1::SUCCEEDED});
+  EXPECT_EQ(h.Adapter(steady.id()), h.Adapter(job.id()));
+  ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+}
+
+TEST(LifeTest, ValidationIsToldWithTheStepThatEndsAnEpoch) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("validated", Records());
+  spec.mutable_data()->set_validation_fraction(0.2);
+  const Job job = h.Submit(spec);
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_GT(done.dataset().validation_records(), 0);
+  const auto steps = h.Steps(job.id());
+  ASSERT_EQ(static_cast<int64_t>(steps.size()), done.steps_total());
+  int validated = 0;
+  for (const auto& step : steps) {
+    if (!step.has_validation_loss()) continue;
+    ++validated;
+    EXPECT_TRUE(std::isfinite(step.validation_loss()));
+    EXPECT_GT(step.validation_loss(), 0);
+  }
+  EXPECT_EQ(validated, 2) << "one an epoch";
+  EXPECT_TRUE(steps.back().has_validation_loss());
+  ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+}
+
+TEST(LifeTest, ASmallBudgetTakesMorePassesAndGivesTheSameBits) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("roomy", Records());
+  spec.mutable_data()->set_packing(false);
+  const Job roomy = h.Submit(spec);
+  h.WaitFor(roomy.id(), {soup::v1::SUCCEEDED});
+  grpc::ClientContext context;
+  soup::v1::PlanRequest request;
+  *request.mutable_spec() = spec;
+  soup::v1::PlanReply plan;
+  const grpc::Status planned = h.stub()->Plan(&context, request, &plan);
+  ASSERT_TRUE(planned.ok()) << planned.error_message();
+  ASSERT_TRUE(plan.fits()) << plan.verdict();
+  EXPECT_GT(plan.arena_bytes(), 0);
+  EXPECT_EQ(plan.steps_total(), 20);
+  ASSERT_LT(plan.minimum_bytes(), plan.arena_bytes());
+  spec.set_name("tight");
+  spec.mutable_resources()->set_vram_bytes(plan.minimum_bytes());
+  const Job tight = h.Submit(spec);
+  const Job done = h.WaitFor(tight.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_EQ(h.Adapter(roomy.id()), h.Adapter(tight.id()));
+  // One byte less is refused, with the number that would do.
+  spec.set_name("too-tight");
+  spec.mutable_resources()->set_vram_bytes(plan.minimum_bytes() - 1);
+  const Job refused = h.Submit(spec);
+  const Job failed = h.WaitFor(refused.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(failed.state(), soup::v1::FAILED);
+  EXPECT_EQ(failed.reason(), soup::v1::OUT_OF_MEMORY);
+  EXPECT_THAT(failed.message(), HasSubstr(std::to_string(plan.minimum_bytes())));
+}
+
+TEST(LifeTest, ATimeLimitEndsTheJobWithACheckpoint) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("endless", Records());
+  spec.mutable_training()->set_epochs(100000);
+  spec.mutable_training()->set_save_every(0);
+  spec.mutable_resources()->set_time_limit_seconds(1);
+  const Job job = h.Submit(spec);
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(done.state(), soup::v1::FAILED);
+  EXPECT_EQ(done.reason(), soup::v1::TIME_LIMIT);
+  EXPECT_FALSE(ReadFileOrEmpty(h.state_dir() + "/jobs/" + job.id() + "/checkpoints/step-" +
+                               std::to_string(done.steps_done()) + "/state.json")
+                   .empty());
+  EXPECT_TRUE(h.Adapter(job.id()).empty());
+}
+
+}  // namespace
+}  // namespace soup::daemon
