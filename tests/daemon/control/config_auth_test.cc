@@ -217,7 +217,7 @@ TEST(Auth, PeersAreFoundByDescriptorOnly) {
 
 TEST(Text, CleanTextGivesValidShortUtf8) {
   EXPECT_EQ(CleanText("plain", 100), "plain");
-  EXPECT_EQ(CleanText("a\xff\xc3(b", 100), "a??(b");
+  EXPECT_EQ(CleanText("a\xff\xc3(b", 100), "a?" "?(b");
   EXPECT_EQ(CleanText("\xed\xa0\x80", 100), "???");  // a surrogate
   EXPECT_EQ(CleanText("\xc0\x80", 100), "??");       // overlong
   EXPECT_THAT(CleanText("äöü", 3), HasSubstr("ä … (4 more bytes)"));

@@ -83,7 +83,9 @@ TEST_F(StoreMetricsTest, ThreeHundredJobsLeaveNoMoreLinesThanThree) {
     EXPECT_THAT(text, Not(HasSubstr("quoted")));
     const int64_t lines = std::count(text.begin(), text.end(), '\n');
     if (i == 3) lines_after_3 = lines;
-    if (i > 3) EXPECT_EQ(lines, lines_after_3);
+    if (i > 3) {
+      EXPECT_EQ(lines, lines_after_3);
+    }
   }
   const std::string text = metrics_.Render();
   EXPECT_EQ(tokens, 3000);
