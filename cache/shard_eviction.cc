@@ -5,16 +5,24 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cache/disk_space.h"
 #include "cache/shard_keys.h"
 #include "cache/shard_store.h"
 #include "cache/shard_store_rep.h"
-#include "engine/base/file_system.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::cache {
-absl::StatusOr<FileUse> ShardStore::Rep::RemoveChunks(const BaseKey& key) {
+namespace {
+
+constexpr int64_t kFilesGoWithinNs = 10'000'000'000;
+
+}  // namespace
+
+absl::StatusOr<FileUse> ShardStore::Rep::RemoveChunks(const BaseKey& key, int64_t expected_bytes) {
   const std::string begin = ShardPrefix(key);
   const std::string end = PrefixEnd(begin);
   SOUP_ASSIGN_OR_RETURN(const auto before, DiskUse(options.folder));
@@ -39,7 +47,24 @@ absl::StatusOr<FileUse> ShardStore::Rep::RemoveChunks(const BaseKey& key) {
     synced.sync = true;
     return db.db->Delete(synced, db.meta, absl::StrCat(kLeftoverPrefix, key.ToString()));
   }));
-  return FreedSince(options.folder, before);
+  return AwaitFreed(before, expected_bytes);
+}
+
+// A reader in the middle of a Get keeps the old files until it ends, and they go a moment later.
+absl::StatusOr<FileUse> ShardStore::Rep::AwaitFreed(const std::map<std::string, FileUse>& before,
+                                                    int64_t expected_bytes) {
+  const int64_t deadline_ns = engine::RealClock().MonotonicNs() + kFilesGoWithinNs;
+  for (;;) {
+    SOUP_ASSIGN_OR_RETURN(const FileUse freed, FreedSince(options.folder, before));
+    if (freed.length >= expected_bytes || engine::RealClock().MonotonicNs() > deadline_ns) {
+      return freed;
+    }
+    SOUP_RETURN_IF_ERROR(rocks->With("remove files", [](const RocksHandle::Db& db) {
+      const rocksdb::Status s = db.db->DisableFileDeletions();
+      return s.ok() ? db.db->EnableFileDeletions(/*force=*/false) : s;  // looks for dead files
+    }));
+    absl::SleepFor(absl::Milliseconds(10));
+  }
 }
 
 absl::Status ShardStore::Rep::RemoveLeftovers() {
@@ -52,7 +77,7 @@ absl::Status ShardStore::Rep::RemoveLeftovers() {
       leftovers.erase(key);
       busy.insert(key);
     }
-    const auto freed = RemoveChunks(key);
+    const auto freed = RemoveChunks(key, /*expected_bytes=*/0);
     absl::MutexLock lock(&mu);
     busy.erase(key);
     if (!freed.ok()) {
@@ -100,7 +125,7 @@ absl::StatusOr<int64_t> ShardStore::Rep::Evict(const BaseKey& key, bool counted)
     return gone;
   }
   const bool damaged = !entry.bad_slabs.empty();
-  const auto freed = RemoveChunks(key);
+  const auto freed = RemoveChunks(key, damaged ? 0 : expected);
   {
     absl::MutexLock lock(&mu);
     busy.erase(key);

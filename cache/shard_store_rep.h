@@ -44,7 +44,10 @@ struct ShardStore::Rep {
   absl::Status MakeRoom(int64_t bytes);
   absl::StatusOr<int64_t> Evict(const BaseKey& key, bool counted);
   // Removes a key's chunks from disk, and then its leftover mark. What the files that went took.
-  absl::StatusOr<FileUse> RemoveChunks(const BaseKey& key);
+  // Waits (bounded) for that to come to expected_bytes.
+  absl::StatusOr<FileUse> RemoveChunks(const BaseKey& key, int64_t expected_bytes);
+  absl::StatusOr<FileUse> AwaitFreed(const std::map<std::string, FileUse>& before,
+                                     int64_t expected_bytes);
   // What earlier failures left behind, when there is any.
   absl::Status RemoveLeftovers();
   absl::Status Flush(int64_t bytes);

@@ -37,10 +37,11 @@ class ShardStore::WriterImpl final : public ShardStore::Writer {
     }
     reservation_.ShrinkTo(0);
     absl::Status status = rep_.rocks->EnsureWritable();
-    if (status.ok() && marked_) status = rep_.RemoveChunks(manifest_.key).status();
+    if (status.ok() && marked_)
+      status = rep_.RemoveChunks(manifest_.key, /*expected_bytes=*/0).status();
     // Writing may have failed while the removal was asked for: once more on a recovered store.
     if (!status.ok() && rep_.rocks->EnsureWritable().ok() && marked_) {
-      status = rep_.RemoveChunks(manifest_.key).status();
+      status = rep_.RemoveChunks(manifest_.key, /*expected_bytes=*/0).status();
     }
     if (!status.ok()) {
       SOUP_LOG(kWarn, "cache") << "the unfinished import of base " << manifest_.key.ToString()
