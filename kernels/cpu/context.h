@@ -61,7 +61,7 @@ class CpuContext {
   double* partials();
 
   static constexpr int64_t kScratchFloats = 48 * 1024;
-  static constexpr int64_t kPartials = 4096;
+  static constexpr int64_t kPartials = 1024;
 
  private:
   using RangeFn = void (*)(const void* fn, int64_t begin, int64_t end, int thread);

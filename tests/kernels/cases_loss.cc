@@ -13,6 +13,9 @@ struct LossCase {
   double spread;  // of the logits, roughly
 };
 
+// p is act and lies over fp32 logits, row on row: elements of a row's stride for each float.
+int64_t ElementsPerFloat(Element act) { return act == Element::kF32 ? 1 : 2; }
+
 struct LossBuffers {
   LossBuffers(TestDevice& device, int64_t n, int64_t H)
       : m(device, Element::kF32, std::vector<double>(n, NAN)),
@@ -83,12 +86,12 @@ std::vector<Check> RunHead(TestDevice& device, uint64_t seed, const LossCase& c,
                         .alpha = 1.0f,
                         .beta = 1.0f,
                         .A = logits.data(),
-                        .lda = Vs,
+                        .lda = Vs * ElementsPerFloat(device.act()),
                         .B = slice,
                         .ldb = c.H,
                         .C = buffers.grad.data(),
                         .ldc = c.H,
-                        .a_type = Operand::kF32,
+                        .a_type = Operand::kAct,
                         .b_type = Operand::kWt,
                         .c_type = Operand::kF32});
     device.Run(LossTargetRowsArgs{.weight = slice,
@@ -123,7 +126,7 @@ std::vector<Check> RunHead(TestDevice& device, uint64_t seed, const LossCase& c,
 std::vector<Check> RunSlices(TestDevice& device, uint64_t seed, int64_t n, int64_t V,
                              int64_t slice) {
   Random random(seed);
-  const int64_t H = 5;
+  const int64_t H = 8;
   const auto logits = RoundTo(Element::kF32, random.Normals(n * V, 6.0));
   std::vector<int32_t> targets;
   for (int64_t i = 0; i < n; ++i) targets.push_back(static_cast<int32_t>(random.Below(V)));
@@ -162,7 +165,8 @@ std::vector<Check> RunSlices(TestDevice& device, uint64_t seed, int64_t n, int64
       }
       for (int64_t h = 0; h < H; ++h) grad[i * H + h] *= factor;
     }
-    checks.push_back(CompareL2("p", device_logits.Get(), part, 8 * device.epsilon()));
+    checks.push_back(
+        CompareL2("p", device_logits.GetRows(device.act(), n, Vs), part, 8 * device.epsilon()));
     checks.push_back(CompareL2("grad", buffers.grad.Get(), grad, 8 * device.epsilon()));
     for (double& g : grad) g += 1.0;
     grad = RoundTo(Element::kF32, grad);

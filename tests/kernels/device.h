@@ -104,6 +104,18 @@ class DeviceTensor {
     }
     return values;
   }
+  // Rows of `element` that were written over this fp32 tensor [rows, columns], each from where its
+  // row starts.
+  std::vector<double> GetRows(Element element, int64_t rows, int64_t columns) const {
+    if (element == element_) return Get();
+    std::vector<uint16_t> raw(2 * size_);
+    device_.Download(raw.data(), data_, bytes());
+    std::vector<double> values;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) values.push_back(Bf16ToF32(raw[2 * i * columns + j]));
+    }
+    return values;
+  }
 
  private:
   size_t bytes() const { return size_ * (element_ == Element::kF32 ? 4 : 2); }
