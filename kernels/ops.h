@@ -190,7 +190,8 @@ struct ScatterActRowsArgs {
 // One vocabulary slice [v0, v0 + Vs) of the online cross entropy. In: logits fp32 [n, Vs] of the
 // slice. Per row i:
 //   m' = max(m, max(logits)); f = exp(m - m') (0 on the first slice); p = exp(logits - m') (written
-//   over logits, as the GEMM's A operand); l = l * f + sum(p); grad[i, :] *= f; if the target lies
+//   over logits as act, row i from where row i of logits starts: the GEMM's A operand, whose
+//   leading dimension is Vs floats); l = l * f + sum(p); grad[i, :] *= f; if the target lies
 //   here, target_logit[i] = its logit.
 // The caller then does grad += p * W_slice (Gemm, beta 1). Milakov & Gimelshein, arXiv 1805.02867.
 // first: m, l and target_logit are initialised here and grad is set to 0. with_grad false: grad is

@@ -1,0 +1,174 @@
+// The CUDA ops as a TestDevice: bf16 activations and weights, addresses aligned to 16 bytes (the
+// contract of kernels/cuda). A case whose shape the kernels refuse sets unsupported().
+#ifndef SOUP_TESTS_KERNELS_CUDA_DEVICE_H_
+#define SOUP_TESTS_KERNELS_CUDA_DEVICE_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/loss.h"
+#include "kernels/cuda/nf4_dequant.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/rope.h"
+#include "tests/kernels/device.h"
+
+namespace soup::kernels {
+
+class CudaDevice : public TestDevice {
+ public:
+  CudaDevice() {
+    Must(cuda::LoadNf4Tables(), "LoadNf4Tables");
+    Must(cuda::QueryAttentionDevice(0, &attention_), "QueryAttentionDevice");
+    constexpr size_t kWorkspace = 32 << 20;
+    void* workspace = Allocate(kWorkspace, 16);
+    Must(cuda::GemmLibrary::Create(workspace, kWorkspace, cuda::GemmLibrary::Fallback::kHeuristic,
+                                   &gemm_),
+         "GemmLibrary");
+    partials_ = static_cast<double*>(Allocate(cuda::kSumSquaresPartials * sizeof(double), 16));
+  }
+  ~CudaDevice() override {
+    for (void* block : blocks_) cudaFree(block);
+  }
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  // What refused the last case, or empty.
+  const std::string& unsupported() const { return unsupported_; }
+  const std::string& failure() const { return failure_; }
+
+  const char* name() const override { return "cuda"; }
+  Element act() const override { return Element::kBf16; }
+  Element wt() const override { return Element::kBf16; }
+  double epsilon() const override { return 0x1p-9; }
+
+  void* Allocate(size_t bytes, size_t) override {
+    void* block = nullptr;
+    Must(cudaMalloc(&block, bytes + 32), "cudaMalloc");
+    Must(cudaMemset(block, 0xff, bytes + 32), "cudaMemset");  // NaN in every float type
+    blocks_.push_back(block);
+    return static_cast<char*>(block) + 16;
+  }
+  void Upload(void* dst, const void* src, size_t bytes) override {
+    if (bytes > 0) Must(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice), "upload");
+  }
+  void Download(void* dst, const void* src, size_t bytes) override {
+    if (bytes > 0) Must(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost), "download");
+  }
+
+  void Run(const GatherRowsArgs& a) override { Check(cuda::GatherRows(a, nullptr), "GatherRows"); }
+  void Run(const WidenArgs&) override { unsupported_ = "Widen: bf16 weights are used in place"; }
+  void Run(const Nf4DequantArgs& a) override { Check(cuda::Nf4Dequant(a, nullptr), "Nf4Dequant"); }
+  void Run(const RmsNormForwardArgs& a) override {
+    Check(cuda::RmsNormForward(a, nullptr), "RmsNormForward");
+  }
+  void Run(const RmsNormBackwardArgs& a) override {
+    Check(cuda::RmsNormBackward(a, nullptr), "RmsNormBackward");
+  }
+  void Run(const RopeArgs& a) override { Check(cuda::Rope(a, nullptr), "Rope"); }
+  void Run(const AttentionForwardArgs& a) override {
+    AttentionForwardArgs args = a;
+    std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
+    args.cu_seqlens = cu.data();
+    cuda::AttentionTiles tiles;
+    if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, &tiles)) return;
+    Check(cuda::AttentionForward(args, {}, tiles, attention_, nullptr), "AttentionForward");
+  }
+  void Run(const AttentionBackwardArgs& a) override {
+    AttentionBackwardArgs args = a;
+    std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
+    args.cu_seqlens = cu.data();
+    cuda::AttentionTiles tiles;
+    if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, &tiles)) return;
+    Check(cuda::AttentionBackward(args, {}, tiles, attention_, nullptr), "AttentionBackward");
+  }
+  void Run(const SwigluForwardArgs& a) override {
+    Check(cuda::SwigluForward(a, nullptr), "SwigluForward");
+  }
+  void Run(const SwigluBackwardArgs& a) override {
+    Check(cuda::SwigluBackward(a, nullptr), "SwigluBackward");
+  }
+  void Run(const GemmArgs& a) override { Check(gemm_->Gemm(a, nullptr), "Gemm"); }
+  void Run(const AxpyArgs& a) override { Check(cuda::Axpy(a, nullptr), "Axpy"); }
+  void Run(const DropoutArgs& a) override { Check(cuda::Dropout(a, nullptr), "Dropout"); }
+  void Run(const GatherActRowsArgs& a) override {
+    Check(cuda::GatherActRows(a, nullptr), "GatherActRows");
+  }
+  void Run(const ScatterActRowsArgs& a) override {
+    Check(cuda::ScatterActRows(a, nullptr), "ScatterActRows");
+  }
+  void Run(const LossSliceArgs& a) override { Check(cuda::LossSlice(a, nullptr), "LossSlice"); }
+  void Run(const LossTargetRowsArgs& a) override {
+    Check(cuda::LossTargetRows(a, nullptr), "LossTargetRows");
+  }
+  void Run(const LossFinishArgs& a) override { Check(cuda::LossFinish(a, nullptr), "LossFinish"); }
+  void Run(const SumSquaresArgs& a) override {
+    Check(cuda::SumSquares(a, partials_, nullptr), "SumSquares");
+  }
+  void Run(const AdamWArgs& a) override { Check(cuda::AdamW(a, nullptr), "AdamW"); }
+
+ private:
+  static void Must(cudaError_t status, const char* what) {
+    if (status == cudaSuccess) return;
+    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
+    std::abort();
+  }
+  void Check(cudaError_t status, const char* what) {
+    if (status == cudaErrorInvalidValue || status == cudaErrorNotSupported) {
+      unsupported_ = std::string(what) + ": " + cudaGetErrorString(status);
+      cudaGetLastError();
+      return;
+    }
+    if (status == cudaSuccess) status = cudaDeviceSynchronize();
+    if (status != cudaSuccess) failure_ = std::string(what) + ": " + cudaGetErrorString(status);
+  }
+  std::vector<int32_t> HostBoundaries(const int32_t* device, int64_t sequences) {
+    std::vector<int32_t> cu(static_cast<size_t>(sequences) + 1, 0);
+    Download(cu.data(), device, cu.size() * sizeof(int32_t));
+    return cu;
+  }
+  bool MakeTiles(const std::vector<int32_t>& cu, int64_t S, int64_t T, int64_t Hq, int64_t Hkv,
+                 int64_t D, cuda::AttentionTiles* tiles) {
+    cuda::AttentionSchedule schedule;
+    const cudaError_t made =
+        cuda::MakeAttentionSchedule(attention_, cu.data(), S, Hq, Hkv, D, {}, &schedule);
+    if (made != cudaSuccess) {
+      Check(made, "MakeAttentionSchedule");
+      return false;
+    }
+    const auto upload = [this](const std::vector<cuda::AttentionTile>& list) {
+      void* device = Allocate(list.size() * sizeof(cuda::AttentionTile) + 16, 16);
+      Upload(device, list.data(), list.size() * sizeof(cuda::AttentionTile));
+      return static_cast<const cuda::AttentionTile*>(device);
+    };
+    tiles->forward = upload(schedule.forward);
+    tiles->backward_q = upload(schedule.backward_q);
+    tiles->backward_kv = upload(schedule.backward_kv);
+    tiles->forward_count = static_cast<int32_t>(schedule.forward.size());
+    tiles->backward_q_count = static_cast<int32_t>(schedule.backward_q.size());
+    tiles->backward_kv_count = static_cast<int32_t>(schedule.backward_kv.size());
+    tiles->kv_split = schedule.kv_split;
+    const int64_t partials = cuda::AttentionPartialsBytes(schedule.kv_split, T, Hkv, D);
+    tiles->partials =
+        partials > 0 ? static_cast<float*>(Allocate(static_cast<size_t>(partials), 16)) : nullptr;
+    return true;
+  }
+
+  cuda::AttentionDevice attention_;
+  std::unique_ptr<cuda::GemmLibrary> gemm_;
+  double* partials_ = nullptr;
+  std::vector<void*> blocks_;
+  std::string unsupported_, failure_;
+};
+
+}  // namespace soup::kernels
+
+#endif  // SOUP_TESTS_KERNELS_CUDA_DEVICE_H_

@@ -1,0 +1,54 @@
+// Every op case on CUDA: against float64 within bf16's bounds, and the same bits on a second run.
+// Without a GPU the cases are reported as skipped; SOUP_REQUIRE_GPU=1 makes that a failure.
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/cuda_device.h"
+#include "tests/kernels/wrapped_device.h"
+
+namespace soup::kernels {
+namespace {
+
+bool HaveGpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+class CudaOps : public testing::TestWithParam<OpCase> {
+ protected:
+  void SetUp() override {
+    if (HaveGpu()) return;
+    const char* required = std::getenv("SOUP_REQUIRE_GPU");
+    if (required != nullptr && std::strcmp(required, "1") == 0)
+      FAIL() << "SOUP_REQUIRE_GPU=1, but there is no CUDA device";
+    GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_P(CudaOps, MatchesFloat64) {
+  CudaDevice device;
+  const std::vector<Check> checks = GetParam().run(device, GetParam().seed);
+  ASSERT_EQ(device.failure(), "");
+  if (!device.unsupported().empty()) GTEST_SKIP() << device.unsupported();
+  for (const Check& check : checks) {
+    EXPECT_LE(check.error, check.bound)
+        << GetParam().name << ": " << check.what << ", seed " << GetParam().seed;
+  }
+}
+
+TEST_P(CudaOps, SameBitsTwice) {
+  WrappedDevice first(std::make_unique<CudaDevice>()), second(std::make_unique<CudaDevice>());
+  GetParam().run(first, GetParam().seed);
+  GetParam().run(second, GetParam().seed);
+  EXPECT_TRUE(first.downloads() == second.downloads()) << GetParam().name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaOps, testing::ValuesIn(AllCases()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace soup::kernels
