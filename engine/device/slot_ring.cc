@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::engine {
@@ -154,7 +155,11 @@ absl::Status SlotRing::AbortPass() {
   open_ = false;
   std::fill(slot_layers_.begin(), slot_layers_.end(), -1);
   absl::Status first;
-  for (const Slot& slot : slots_) first.Update(backend_->HostWait(slot.filled, kAbortLimit));
+  const absl::Time deadline = absl::Now() + kAbortLimit;
+  for (const Slot& slot : slots_) {
+    first.Update(
+        backend_->HostWait(slot.filled, std::max(deadline - absl::Now(), absl::ZeroDuration())));
+  }
   return first;
 }
 
