@@ -1,0 +1,239 @@
+// The memory plan by properties, and the choice of a placement. That a plan equals what a pass
+// takes is checked by every test that runs a pass (tests/engine/train).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine/plan/job_plan.h"
+#include "tests/support/seeded_rng.h"
+
+namespace soup::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+ModelSpec Model() {
+  ModelSpec m;
+  m.family = "llama";
+  m.hidden = 576;
+  m.intermediate = 1536;
+  m.layers = 12;
+  m.heads = 9;
+  m.kv_heads = 3;
+  m.head_dim = 64;
+  m.vocab = 49152;
+  m.max_position = 8192;
+  return m;
+}
+
+PassJob RandomPassJob(testing::SeededRng& rng, const std::string& id) {
+  PassJob job;
+  job.job_id = id;
+  job.lora.r = static_cast<int32_t>(rng.Int(1, 64));
+  job.lora.dropout = rng.Chance(0.5);
+  for (int m = 0; m < kModules; ++m) {
+    if (rng.Chance(0.6)) job.lora.targets.push_back(static_cast<Module>(m));
+  }
+  if (job.lora.targets.empty()) job.lora.targets = {Module::kQ};
+  job.numeric.backend = "cpu";
+  job.numeric.head_slice_rows = 2048;
+  const int64_t items = rng.Int(1, 5);
+  for (int64_t i = 0; i < items; ++i) {
+    job.items.push_back({rng.Int(1, 2048), static_cast<int32_t>(rng.Int(1, 9)), rng.Chance(0.8)});
+  }
+  return job;
+}
+
+Placement RandomPlacement(testing::SeededRng& rng, const ModelSpec& model) {
+  Placement p;
+  p.slots = static_cast<int32_t>(rng.Int(2, model.layers - 1));
+  p.resident_layers = static_cast<int32_t>(rng.Int(0, p.slots - 2));
+  p.retention = rng.Chance(0.5) ? Retention::kKeep : Retention::kRecompute;
+  p.head_resident = rng.Chance(0.5);
+  return p;
+}
+
+BaseFormat RandomFormat(testing::SeededRng& rng) { return static_cast<BaseFormat>(rng.Int(0, 2)); }
+
+int64_t Bytes(BaseFormat format, const std::vector<PassJob>& jobs, const Placement& p) {
+  const auto plan = PlanMemory(Model(), format, jobs, p);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? plan->arena_bytes() : -1;
+}
+
+// Any two live buffers apart; the layout as small as what is live at once.
+void CheckLayout(const ArenaLayout& arena) {
+  std::vector<BufferRequest> requests;
+  for (const BufferPlacement& b : arena.buffers) {
+    requests.push_back({b.name, b.what, b.bytes, b.first, b.last});
+  }
+  EXPECT_EQ(arena.bytes, ArenaLowerBound(requests));
+  for (size_t i = 0; i < arena.buffers.size(); ++i) {
+    const BufferPlacement& a = arena.buffers[i];
+    EXPECT_LE(a.offset + a.bytes, arena.bytes);
+    for (size_t j = i + 1; j < arena.buffers.size(); ++j) {
+      const BufferPlacement& b = arena.buffers[j];
+      const bool live = a.first <= b.last && b.first <= a.last;
+      const bool apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+      ASSERT_TRUE(!live || apart || a.bytes == 0 || b.bytes == 0) << a.name << " " << b.name;
+    }
+  }
+}
+
+TEST(MemoryPlan, IsTightAndGrowsWithEveryDial) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  for (int round = 0; round < 60; ++round) {
+    std::vector<PassJob> jobs = {RandomPassJob(rng, "a")};
+    if (rng.Chance(0.5)) jobs.push_back(RandomPassJob(rng, "b"));
+    const Placement p = RandomPlacement(rng, Model());
+    const BaseFormat format = RandomFormat(rng);
+    const auto plan = PlanMemory(Model(), format, jobs, p);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    CheckLayout(plan->arena);
+    const int64_t bytes = plan->arena_bytes();
+    const size_t which = static_cast<size_t>(rng.Int(0, static_cast<int64_t>(jobs.size()) - 1));
+
+    std::vector<PassJob> more = jobs;
+    more[which].items.back().tokens += rng.Int(1, 512);
+    EXPECT_GE(Bytes(format, more, p), bytes) << "tokens";
+    more = jobs;
+    more[which].items.push_back({rng.Int(1, 512), 1, rng.Chance(0.5)});
+    EXPECT_GE(Bytes(format, more, p), bytes) << "items";
+    more = jobs;
+    more[which].lora.r += static_cast<int32_t>(rng.Int(1, 16));
+    EXPECT_GE(Bytes(format, more, p), bytes) << "rank";
+    more = jobs;
+    more.push_back(RandomPassJob(rng, "c"));
+    EXPECT_GE(Bytes(format, more, p), bytes) << "jobs";
+    Placement wide = p;
+    ++wide.slots;
+    EXPECT_GT(Bytes(format, jobs, wide), bytes) << "slots";
+    ++wide.resident_layers;
+    EXPECT_GT(Bytes(format, jobs, wide), bytes) << "resident layers";
+  }
+}
+
+// What does not depend on the items lies at the same addresses in every pass of one configuration.
+TEST(MemoryPlan, SlotsAndStatesStayWhereTheyAre) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  for (int round = 0; round < 20; ++round) {
+    PassJob job = RandomPassJob(rng, "a");
+    job.items[0].train = true;
+    const Placement p = RandomPlacement(rng, Model());
+    const auto first = PlanMemory(Model(), BaseFormat::kBf16, {job}, p);
+    job.items.push_back({rng.Int(1, 2048), 2, true});
+    const auto second = PlanMemory(Model(), BaseFormat::kBf16, {job}, p);
+    ASSERT_TRUE(first.ok() && second.ok());
+    EXPECT_EQ(first->persistent_bytes, second->persistent_bytes);
+    for (size_t i = 0; i < first->arena.buffers.size(); ++i) {
+      const BufferPlacement& a = first->arena.buffers[i];
+      if (a.offset + a.bytes > first->persistent_bytes || a.bytes == 0) continue;
+      EXPECT_EQ(a.name, second->arena.buffers[i].name);
+      EXPECT_EQ(a.offset, second->arena.buffers[i].offset);
+    }
+  }
+}
+
+TEST(MemoryPlan, KeepTakesMoreThanRecompute) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  PassJob job = RandomPassJob(rng, "a");
+  job.items = {{512, 4, true}};
+  Placement p;
+  const int64_t recompute = Bytes(BaseFormat::kBf16, {job}, p);
+  p.retention = Retention::kKeep;
+  EXPECT_GT(Bytes(BaseFormat::kBf16, {job}, p), recompute);
+}
+
+TEST(MemoryPlan, Refusals) {
+  testing::SeededRng rng(1);
+  const PassJob job = RandomPassJob(rng, "a");
+  const auto refused = [&](const std::vector<PassJob>& jobs, const Placement& p) {
+    return std::string(PlanMemory(Model(), BaseFormat::kBf16, jobs, p).status().message());
+  };
+  Placement p;
+  EXPECT_THAT(refused({}, p), HasSubstr("at least one job"));
+  EXPECT_THAT(refused({job, job}, p), HasSubstr("twice"));
+  PassJob empty = job;
+  empty.items.clear();
+  EXPECT_THAT(refused({empty}, p), HasSubstr("no work item"));
+  PassJob slices = job;
+  slices.job_id = "b";
+  slices.numeric.head_slice_rows = 80;
+  EXPECT_THAT(refused({job, slices}, p), HasSubstr("head slices"));
+  p.slots = 1;
+  EXPECT_THAT(refused({job}, p), HasSubstr("1 slots"));
+  p.slots = 4;
+  p.resident_layers = 3;
+  EXPECT_THAT(refused({job}, p), HasSubstr("resident"));
+}
+
+MachineProfile Profile() {
+  MachineProfile profile;
+  profile.copy_bytes_per_second = 5e9;
+  profile.gemm_flops = 1e11;
+  profile.dequant_bytes_per_second = 5e9;
+  profile.cpu_threads = 2;
+  return profile;
+}
+
+TEST(ChoosePlacement, FitsItsBudgetAndGetsFasterWithIt) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  for (int round = 0; round < 10; ++round) {
+    const std::vector<PassJob> jobs = {RandomPassJob(rng, "a")};
+    const BaseFormat format = RandomFormat(rng);
+    const auto least = MinimumArenaBytes(Model(), format, jobs);
+    ASSERT_TRUE(least.ok());
+    double last = 1e300;
+    for (const double more : {1.0, 1.3, 2.0, 10.0}) {
+      const int64_t budget = static_cast<int64_t>(static_cast<double>(*least) * more);
+      const auto plan = ChoosePlacement(Model(), format, jobs, budget, Profile());
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_LE(plan->arena_bytes(), budget);
+      const auto forecast = ForecastPass(Model(), format, jobs, plan->placement, Profile());
+      ASSERT_TRUE(forecast.ok());
+      EXPECT_LE(forecast->step_seconds, last * 1.0001);
+      last = forecast->step_seconds;
+    }
+    const auto none = ChoosePlacement(Model(), format, jobs, *least - 1, Profile());
+    EXPECT_TRUE(absl::IsResourceExhausted(none.status()));
+    EXPECT_THAT(std::string(none.status().message()), HasSubstr(std::to_string(*least)));
+  }
+}
+
+TEST(ChoosePlacement, WithRoomForAllNothingIsCopiedOrRecomputed) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  PassJob job = RandomPassJob(rng, "a");
+  job.items[0].train = true;
+  const auto plan = ChoosePlacement(Model(), BaseFormat::kBf16, {job}, int64_t{1} << 50, Profile());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->placement.slots, Model().layers);
+  EXPECT_EQ(plan->placement.retention, Retention::kKeep);
+  EXPECT_TRUE(plan->placement.head_resident);
+  const auto forecast = ForecastPass(Model(), BaseFormat::kBf16, {job}, plan->placement, Profile());
+  ASSERT_TRUE(forecast.ok());
+  EXPECT_EQ(forecast->copy_bytes, 0);
+  EXPECT_EQ(forecast->stall_seconds, 0);
+}
+
+TEST(ForecastPass, SlowCopiesStall) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  PassJob job = RandomPassJob(rng, "a");
+  MachineProfile slow = Profile();
+  slow.copy_bytes_per_second = 1e6;
+  const auto fast = ForecastPass(Model(), BaseFormat::kBf16, {job}, Placement(), Profile());
+  const auto stalled = ForecastPass(Model(), BaseFormat::kBf16, {job}, Placement(), slow);
+  ASSERT_TRUE(fast.ok() && stalled.ok());
+  EXPECT_GT(stalled->step_seconds, fast->step_seconds);
+  EXPECT_GT(stalled->stall_seconds, 0.5 * stalled->step_seconds);
+  EXPECT_EQ(stalled->copy_bytes, fast->copy_bytes);
+}
+
+}  // namespace
+}  // namespace soup::engine

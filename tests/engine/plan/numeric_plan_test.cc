@@ -1,0 +1,151 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine/plan/job_plan.h"
+#include "tests/support/seeded_rng.h"
+
+namespace soup::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+JobShape Shape(std::vector<int32_t> lengths, bool packing = true) {
+  JobShape shape;
+  shape.model.vocab = 49152;
+  shape.model.max_position = 8192;
+  shape.lora.r = 8;
+  shape.lora.targets = {Module::kQ};
+  shape.lengths = std::move(lengths);
+  shape.batch.batch_size = 4;
+  shape.batch.packing = packing;
+  return shape;
+}
+
+MachineProfile Cpu() {
+  MachineProfile profile;
+  profile.cpu_threads = 2;
+  profile.blas_core = "Zen";
+  return profile;
+}
+
+TEST(NumericPlan, BucketsRiseAndCoverTheCapacity) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  for (int i = 0; i < 200; ++i) {
+    std::vector<int32_t> lengths(rng.Int(1, 20));
+    for (int32_t& n : lengths) n = static_cast<int32_t>(rng.Int(1, 8000));
+    const bool packing = rng.Chance(0.5);
+    const auto plan = MakeNumericPlan(Shape(lengths, packing), Cpu());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+    EXPECT_GE(plan->micro_batch_tokens, longest);
+    EXPECT_TRUE(std::is_sorted(plan->buckets.begin(), plan->buckets.end()));
+    EXPECT_EQ(plan->BucketFor(plan->micro_batch_tokens), plan->micro_batch_tokens);
+    EXPECT_EQ(plan->BucketFor(plan->micro_batch_tokens + 1), 0);
+    for (int64_t t = 1; t <= plan->micro_batch_tokens; t += rng.Int(1, 40)) {
+      const int64_t bucket = plan->BucketFor(t);
+      ASSERT_GE(bucket, t);
+      EXPECT_LT(bucket - t, std::max<int64_t>(9, t / 16)) << t;
+    }
+  }
+}
+
+TEST(NumericPlan, MeanTailOfPackedMicroBatchesIsSmall) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  std::vector<int32_t> lengths(512);
+  for (int32_t& n : lengths) n = static_cast<int32_t>(rng.Int(20, 600));
+  JobShape shape = Shape(lengths);
+  shape.batch.batch_size = 16;
+  const auto plan = MakeNumericPlan(shape, Cpu());
+  ASSERT_TRUE(plan.ok());
+  const auto schedule = MakeTrainSchedule(shape, *plan);
+  ASSERT_TRUE(schedule.ok());
+  int64_t tokens = 0, tail = 0;
+  for (int64_t step = 1; step <= schedule->steps(); ++step) {
+    for (const MicroBatch& m : schedule->Step(step)) {
+      tokens += m.tokens;
+      tail += plan->BucketFor(m.tokens) - m.tokens;
+    }
+  }
+  EXPECT_LT(static_cast<double>(tail), 0.02 * static_cast<double>(tokens));
+}
+
+TEST(NumericPlan, WithoutPackingAMicroBatchHoldsTheLongestRecord) {
+  const auto plan = MakeNumericPlan(Shape({10, 40}, false), Cpu());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->micro_batch_tokens, 40);
+}
+
+TEST(NumericPlan, ValidationRecordsFitToo) {
+  JobShape shape = Shape({10});
+  shape.validation_lengths = {3000};
+  const auto plan = MakeNumericPlan(shape, Cpu());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_GE(plan->micro_batch_tokens, 3000);
+  EXPECT_TRUE(MakeValidationSchedule(shape, *plan).ok());
+}
+
+TEST(NumericPlan, TextRoundTrips) {
+  const auto plan = MakeNumericPlan(Shape({10, 2000}), Cpu());
+  ASSERT_TRUE(plan.ok());
+  const std::string text = plan->ToText();
+  const auto back = NumericPlan::FromText(text);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->ToText(), text);
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+}
+
+TEST(NumericPlan, TextOfAnotherVersionOrShapeIsRefused) {
+  const auto plan = MakeNumericPlan(Shape({10}), Cpu());
+  ASSERT_TRUE(plan.ok());
+  NumericPlan other = *plan;
+  other.version = 99;
+  EXPECT_THAT(std::string(NumericPlan::FromText(other.ToText()).status().message()),
+              HasSubstr("version 99"));
+  other = *plan;
+  other.buckets = {64, 32};
+  EXPECT_FALSE(NumericPlan::FromText(other.ToText()).ok());
+  EXPECT_FALSE(NumericPlan::FromText("{").ok());
+  EXPECT_FALSE(NumericPlan::FromText("{}").ok());
+  std::string extra = plan->ToText();
+  extra.insert(1, "\"aaa\":1,");
+  EXPECT_FALSE(NumericPlan::FromText(extra).ok());
+}
+
+TEST(NumericPlan, Refusals) {
+  EXPECT_THAT(std::string(MakeNumericPlan(Shape({}), Cpu()).status().message()),
+              HasSubstr("no training record"));
+  EXPECT_THAT(std::string(MakeNumericPlan(Shape({9000}), Cpu()).status().message()),
+              HasSubstr("8192"));
+  MachineProfile cuda = Cpu();
+  cuda.backend = "cuda";
+  EXPECT_TRUE(absl::IsUnimplemented(MakeNumericPlan(Shape({10}), cuda).status()));
+}
+
+TEST(PassItems, AreTheMicroBatchesAsked) {
+  JobShape shape = Shape(std::vector<int32_t>(16, 600));
+  shape.batch.batch_size = 16;
+  const auto plan = MakeNumericPlan(shape, Cpu());
+  const auto schedule = MakeTrainSchedule(shape, *plan);
+  ASSERT_TRUE(schedule.ok());
+  const std::vector<MicroBatch> step = schedule->Step(1);
+  ASSERT_EQ(step.size(), 16u);  // 600 + 600 do not fit in 1024
+  const auto items = MakePassItems(step, *plan, 3, 2, true);
+  ASSERT_TRUE(items.ok());
+  ASSERT_EQ(items->size(), 2u);
+  EXPECT_EQ((*items)[0].tokens, plan->BucketFor(600));
+  EXPECT_EQ((*items)[0].sequences, 1);
+  EXPECT_EQ(MakePassItems(step, *plan, 3, -1, true)->size(), 13u);
+  EXPECT_FALSE(MakePassItems(step, *plan, 16, 1, true).ok());
+  EXPECT_FALSE(MakePassItems(step, *plan, 15, 2, true).ok());
+  EXPECT_FALSE(MakePassItems(step, *plan, -1, 2, true).ok());
+  const PassJob largest = LargestPass("a", shape, *plan, 4);
+  EXPECT_EQ(largest.items.size(), 4u);
+  EXPECT_EQ(largest.items[0].tokens, plan->BucketFor(600));
+}
+
+}  // namespace
+}  // namespace soup::engine
