@@ -143,9 +143,9 @@ void DaemonOrchestrator::HandleJobOpened(const soup::worker::v1::JobOpened& m) {
     parts_.store->UpdateJob(job->id, update).IgnoreError();
   }
   LogOf(job->id, absl::StrCat("at step ", done, " of ", m.steps_total(),
-                              m.from_mirror       ? ", from its mirror"
-                              : m.from_checkpoint ? ", from a checkpoint"
-                                                  : ""));
+                              m.from_mirror()       ? ", from its mirror"
+                              : m.from_checkpoint() ? ", from a checkpoint"
+                                                    : ""));
   Advance(job);
 }
 
