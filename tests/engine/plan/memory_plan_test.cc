@@ -231,7 +231,8 @@ TEST(ForecastPass, SlowCopiesStall) {
   const auto stalled = ForecastPass(Model(), BaseFormat::kBf16, {job}, Placement(), slow);
   ASSERT_TRUE(fast.ok() && stalled.ok());
   EXPECT_GT(stalled->step_seconds, fast->step_seconds);
-  EXPECT_GT(stalled->stall_seconds, 0.5 * stalled->step_seconds);
+  // (On the CPU copies also take cycles from compute: not all of the difference is stall.)
+  EXPECT_GT(stalled->stall_seconds, 0.25 * stalled->step_seconds);
   EXPECT_EQ(stalled->copy_bytes, fast->copy_bytes);
 }
 
