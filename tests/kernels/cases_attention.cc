@@ -25,7 +25,7 @@ struct AttentionCase {
 
 // q, k and v as column ranges of one buffer, as the engine lays them, plus columns of others'
 // after.
-constexpr int64_t kForeignColumns = 3;
+constexpr int64_t kForeignColumns = 8;
 
 struct PackedQkv {
   reference::AttentionShape shape;

@@ -29,7 +29,7 @@ class CudaDevice : public TestDevice {
     Must(cuda::LoadNf4Tables(), "LoadNf4Tables");
     Must(cuda::QueryAttentionDevice(0, &attention_), "QueryAttentionDevice");
     constexpr size_t kWorkspace = 32 << 20;
-    void* workspace = Allocate(kWorkspace, 16);
+    void* workspace = static_cast<char*>(Allocate(kWorkspace + 256, 16)) + 240;  // 256-byte aligned
     Must(cuda::GemmLibrary::Create(workspace, kWorkspace, cuda::GemmLibrary::Fallback::kHeuristic,
                                    &gemm_),
          "GemmLibrary");
