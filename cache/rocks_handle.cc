@@ -1,10 +1,13 @@
 #include "cache/rocks_handle.h"
 
+#include <rocksdb/env.h>
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
 #include <rocksdb/sst_partitioner.h>
 #include <rocksdb/table.h>
 
+#include <cstdarg>
+#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,8 +25,9 @@ namespace {
 
 constexpr char kShardsFamily[] = "shards";
 constexpr char kProbeKey[] = "probe";
-// Opening writes a few small files; with less room than this it would fail and leave us closed.
-constexpr int64_t kRoomToReopenBytes = 256 << 10;
+// Opening writes a few small files. With less room it fails, leaves us closed, and in builds of
+// RocksDB with assertions (Debian's) may even abort: so room is looked for first.
+constexpr int64_t kRoomToOpenBytes = 512 << 10;
 
 rocksdb::ColumnFamilyOptions ShardFamilyOptions() {
   rocksdb::ColumnFamilyOptions options;
@@ -47,8 +51,6 @@ rocksdb::DBOptions DbOptions() {
   options.create_missing_column_families = true;
   options.max_open_files = 512;
   options.max_background_jobs = 2;
-  options.keep_log_file_num = 3;
-  options.max_log_file_size = 1 << 20;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   options.allow_fallocate = false;  // the importer reserves; small disks are not to be pre-filled
@@ -81,6 +83,19 @@ absl::Status FromRocks(const rocksdb::Status& status, const std::string& operati
   }
   return absl::UnavailableError(message);
 }
+
+// RocksDB's warnings and errors into our log. Its own writes a file in the folder, and a full disk
+// then ends the process in builds with assertions (Debian's): the logger itself hits one.
+class RocksHandle::RocksLogger final : public rocksdb::Logger {
+ public:
+  RocksLogger() : rocksdb::Logger(rocksdb::InfoLogLevel::WARN_LEVEL) {}
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override {
+    char line[1024];
+    vsnprintf(line, sizeof line, format, arguments);
+    SOUP_LOG(kWarn, "rocksdb") << line;
+  }
+};
 
 // Remembers the error that has made the database read-only.
 class RocksHandle::Listener final : public rocksdb::EventListener {
@@ -129,16 +144,24 @@ absl::Status RocksHandle::Closed() const {
                                              "is room"));
 }
 
+absl::Status RocksHandle::CheckRoomToOpen() const {
+  const auto free_bytes = engine::RealFileSystem().FreeBytes(folder_);
+  if (!free_bytes.ok() || *free_bytes >= kRoomToOpenBytes) return absl::OkStatus();
+  return engine::ErrnoStatus(ENOSPC, "shard store: open", folder_, kRoomToOpenBytes);
+}
+
 absl::Status RocksHandle::OpenLocked() {
+  SOUP_RETURN_IF_ERROR(CheckRoomToOpen());
   rocksdb::DBOptions options = DbOptions();
   options.listeners.push_back(listener_);
+  options.info_log = std::make_shared<RocksLogger>();
   const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
       {rocksdb::kDefaultColumnFamilyName, rocksdb::ColumnFamilyOptions()},
       {kShardsFamily, ShardFamilyOptions()}};
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status = rocksdb::DB::Open(options, folder_, families, &handles, &db);
-  SOUP_RETURN_IF_ERROR(FromRocks(status, "open", folder_, kRoomToReopenBytes));
+  SOUP_RETURN_IF_ERROR(FromRocks(status, "open", folder_, kRoomToOpenBytes));
   db_.db.reset(db);
   db_.meta = handles[0];
   db_.shards = handles[1];
@@ -178,10 +201,7 @@ absl::Status RocksHandle::EnsureWritable() {
       return absl::OkStatus();
     }
   }
-  const auto free_bytes = engine::RealFileSystem().FreeBytes(folder_);
-  if (free_bytes.ok() && *free_bytes < kRoomToReopenBytes) {
-    return engine::ErrnoStatus(ENOSPC, "shard store: write in", folder_, kRoomToReopenBytes);
-  }
+  SOUP_RETURN_IF_ERROR(CheckRoomToOpen());
   absl::MutexLock lock(&mu_);
   CloseLocked();
   SOUP_RETURN_IF_ERROR(OpenLocked());

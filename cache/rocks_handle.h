@@ -52,8 +52,10 @@ class RocksHandle {
 
  private:
   class Listener;
+  class RocksLogger;
   explicit RocksHandle(std::string folder);
   absl::Status Closed() const;
+  absl::Status CheckRoomToOpen() const;
   absl::Status OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Probe(const Db& db);

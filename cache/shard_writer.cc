@@ -36,18 +36,18 @@ class ShardStore::WriterImpl final : public ShardStore::Writer {
       return;
     }
     reservation_.ShrinkTo(0);
-    absl::Status status = rep_.rocks->EnsureWritable();
-    if (status.ok() && marked_)
-      status = rep_.RemoveChunks(manifest_.key, /*expected_bytes=*/0).status();
-    // Writing may have failed while the removal was asked for: once more on a recovered store.
-    if (!status.ok() && rep_.rocks->EnsureWritable().ok() && marked_) {
-      status = rep_.RemoveChunks(manifest_.key, /*expected_bytes=*/0).status();
+    absl::Status status;
+    // Twice: the first removal may be what shows that the store needs recovery.
+    for (int attempt = 0; marked_ && attempt < 2; ++attempt) {
+      status = rep_.rocks->EnsureWritable();
+      if (status.ok()) status = rep_.RemoveChunks(manifest_.key, /*expected_bytes=*/0).status();
+      if (status.ok()) break;
     }
     if (!status.ok()) {
       SOUP_LOG(kWarn, "cache") << "the unfinished import of base " << manifest_.key.ToString()
                                << " is removed later: " << status.ToString();
     }
-    Release(/*leftover=*/!status.ok() && marked_);
+    Release(/*leftover=*/!status.ok());
   }
 
   absl::Status Start() {
