@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
+#include "engine/data/chat_encoder.h"
 
 namespace soup::engine {
 namespace {
@@ -33,6 +34,7 @@ struct RecordEncoder::Rep {
   const Tokenizer* tokenizer = nullptr;
   Options options;
   EncodeContext context;
+  std::unique_ptr<ChatEncoder> chat;    // messages only
   std::vector<int32_t> prefix, suffix;  // around a text or a prompt and its completion
 
   absl::Status ReadAffixes(const TokenizerConfig& config);
@@ -141,9 +143,11 @@ absl::StatusOr<std::unique_ptr<RecordEncoder>> RecordEncoder::Create(const Token
   Rep& rep = *out->rep_;
   rep.tokenizer = tokenizer;
   rep.options = options;
-  if (options.format == RecordFormat::kMessages)
-    return absl::InvalidArgumentError("data format 'messages' is not supported yet");
-  SOUP_RETURN_IF_ERROR(rep.ReadAffixes(config));
+  if (options.format == RecordFormat::kMessages) {
+    SOUP_ASSIGN_OR_RETURN(rep.chat, ChatEncoder::Create(tokenizer, config, options.train_on_all));
+  } else {
+    SOUP_RETURN_IF_ERROR(rep.ReadAffixes(config));
+  }
   return out;
 }
 
@@ -153,10 +157,16 @@ absl::StatusOr<EncodedRecord> RecordEncoder::Encode(const Value& record) {
   rep.context.dropped_bytes = 0;
   std::vector<std::string> ignored;
   SOUP_RETURN_IF_ERROR(CheckRecordKeys(record, rep.options.format, &ignored));
-  if (rep.options.format == RecordFormat::kText) {
-    SOUP_RETURN_IF_ERROR(rep.EncodeText(record, &out));
-  } else {
-    SOUP_RETURN_IF_ERROR(rep.EncodePromptCompletion(record, &out));
+  switch (rep.options.format) {
+    case RecordFormat::kText:
+      SOUP_RETURN_IF_ERROR(rep.EncodeText(record, &out));
+      break;
+    case RecordFormat::kPromptCompletion:
+      SOUP_RETURN_IF_ERROR(rep.EncodePromptCompletion(record, &out));
+      break;
+    case RecordFormat::kMessages:
+      SOUP_RETURN_IF_ERROR(rep.chat->Encode(record, &rep.context, &out.tokens, &out.notices));
+      break;
   }
   SOUP_RETURN_IF_ERROR(rep.Finish(&out));
   for (const std::string& key : ignored) {

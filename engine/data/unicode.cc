@@ -133,6 +133,8 @@ bool IsSpace(char32_t c) {
   }
 }
 
+bool IsPythonSpace(char32_t c) { return IsSpace(c) || (c >= 0x1c && c <= 0x1f); }
+
 bool IsWord(char32_t c) {
   if (c < 0x80) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
@@ -155,6 +157,19 @@ bool IsWord(char32_t c) {
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
     case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool IsLetter(char32_t c) {
+  switch (Category(c)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
       return true;
     default:
       return false;

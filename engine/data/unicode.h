@@ -30,9 +30,11 @@ std::string ReplaceInvalidUtf8(absl::string_view bytes);
 // Characters in well-formed UTF-8.
 size_t CountCharacters(absl::string_view text);
 
-bool IsSpace(char32_t c);    // White_Space
-bool IsWord(char32_t c);     // \w: letters, marks, decimal digits, connectors, joiners
-bool IsNumeric(char32_t c);  // Nd, Nl, No
+bool IsSpace(char32_t c);        // White_Space
+bool IsPythonSpace(char32_t c);  // str.isspace(): the same and U+001C to U+001F
+bool IsWord(char32_t c);         // \w: letters, marks, decimal digits, connectors, joiners
+bool IsLetter(char32_t c);       // L*
+bool IsNumeric(char32_t c);      // Nd, Nl, No
 bool IsUpper(char32_t c);
 bool IsLower(char32_t c);
 char32_t ToUpper(char32_t c);  // simple mapping

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -89,6 +90,22 @@ nlohmann::json Expected(absl::string_view case_name) {
 
 // --- Faults that other trainers had (tests/cases) ------------------------------------------------
 
+TEST(PrepareCaseTest, Case01OneBosFromTheTemplate) {
+  Prepared p("01-double-bos");
+  ASSERT_PREPARED(p.RunFile("01-double-bos/train.jsonl"));
+  const nlohmann::json expected = Expected("01-double-bos");
+  EXPECT_EQ(p.Ids(0), expected.at("ids").get<std::vector<int32_t>>());
+  const std::vector<int32_t> ids = p.Ids(0);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 256), 1);
+  EXPECT_EQ(p.dataset().supervised_tokens, 14);
+  const auto supervised = p.data->train(0).supervised;
+  std::vector<int> positions;
+  for (size_t i = 0; i < supervised.size(); ++i)
+    if (supervised[i] != 0) positions.push_back(static_cast<int>(i));
+  EXPECT_EQ(positions, expected.at("supervised_positions").get<std::vector<int>>());
+  EXPECT_EQ(p.dataset().format, "messages");
+}
+
 TEST(PrepareCaseTest, Case03AddedTokenFlags) {
   Prepared p("03-strip-flags");
   ASSERT_PREPARED(p.RunFile("03-strip-flags/train.jsonl"));
@@ -110,6 +127,34 @@ TEST(PrepareCaseTest, Case05PromptAndCompletionAreTokenisedApart) {
   EXPECT_EQ(p.Ids(0), expected.at("ids").get<std::vector<int32_t>>());
   EXPECT_EQ(p.dataset().supervised_tokens, expected.at("supervised").get<int64_t>());
   EXPECT_EQ(p.dataset().format, "prompt_completion");
+}
+
+TEST(PrepareCaseTest, Case07ToolTurnsInEveryWireFormat) {
+  Prepared object("07-tool-turn-null"), other("07-tool-turn-null");
+  ASSERT_PREPARED(object.RunFile("07-tool-turn-null/object.jsonl"));
+  EXPECT_EQ(object.dataset().supervised_tokens,
+            Expected("07-tool-turn-null").at("supervised").get<int64_t>());
+  std::string said;
+  for (int32_t id : object.Ids(0)) said += id < 256 ? static_cast<char>(id) : '|';
+  EXPECT_THAT(said, HasSubstr("assistant\n<call>weather {\"city\": \"Oslo\"}</call>|"));
+  for (const char* file : {"null.jsonl", "string.jsonl"}) {
+    ASSERT_PREPARED(other.RunFile(absl::StrCat("07-tool-turn-null/", file)));
+    EXPECT_EQ(other.Ids(0), object.Ids(0)) << file;
+    EXPECT_EQ(other.data->train(0).supervised, object.data->train(0).supervised) << file;
+  }
+}
+
+TEST(PrepareCaseTest, Case13TargetsARow) {
+  Prepared p;
+  ASSERT_PREPARED(p.RunFile("13-token-weighting/unequal.jsonl"));
+  const nlohmann::json expected = Expected("13-token-weighting").at("unequal");
+  EXPECT_EQ(p.dataset().supervised_tokens, expected.at("supervised").get<int64_t>());
+  std::vector<int> targets;
+  for (int64_t i = 0; i < p.dataset().records; ++i) {
+    const auto supervised = p.data->train(i).supervised;
+    targets.push_back(static_cast<int>(std::count(supervised.begin(), supervised.end(), 1)));
+  }
+  EXPECT_EQ(targets, expected.at("targets").get<std::vector<int>>());
 }
 
 TEST(PrepareCaseTest, Case09TheSameRowsWhateverTheirBytes) {

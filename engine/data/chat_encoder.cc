@@ -1,0 +1,151 @@
+#include "engine/data/chat_encoder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/clock.h"
+#include "engine/base/status_macros.h"
+#include "engine/data/conversation.h"
+#include "engine/data/jinja/template.h"
+#include "engine/data/jinja/text_ops.h"
+#include "engine/data/turn_finder.h"
+
+namespace soup::engine {
+
+struct ChatEncoder::Rep {
+  const Tokenizer* tokenizer = nullptr;
+  bool train_on_all = false;
+  std::unique_ptr<jinja::Template> plain, with_tools;
+  std::map<std::string, std::string> special_tokens;
+  jinja::RenderOptions options;
+
+  const jinja::Template& For(const Conversation& c) const {
+    return c.tools.is_none() ? *plain : *with_tools;
+  }
+  absl::StatusOr<jinja::Rendering> Render(const Conversation& c, std::vector<Value> messages,
+                                          bool generation_prompt) const;
+  absl::StatusOr<std::vector<MatchSpan>> Supervised(const Conversation& c,
+                                                    const jinja::Rendering& full,
+                                                    std::vector<std::string>* notices) const;
+  void Notice(const Conversation& c, const std::string& full,
+              std::vector<std::string>* notices) const;
+};
+
+// The variables are those that transformers' apply_chat_template gives.
+absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::Render(const Conversation& c,
+                                                          std::vector<Value> messages,
+                                                          bool generation_prompt) const {
+  Value::Items variables;
+  SOUP_ASSIGN_OR_RETURN(Value list, Value::List(std::move(messages)));
+  variables.emplace_back("messages", std::move(list));
+  variables.emplace_back("tools", c.tools);
+  variables.emplace_back("documents", Value::None());
+  variables.emplace_back("add_generation_prompt", Value::Bool(generation_prompt));
+  for (const auto& [name, token] : special_tokens)
+    variables.emplace_back(name, Value::String(token));
+  return For(c).Render(variables, options);
+}
+
+absl::StatusOr<std::vector<MatchSpan>> ChatEncoder::Rep::Supervised(
+    const Conversation& c, const jinja::Rendering& full, std::vector<std::string>* notices) const {
+  if (train_on_all) return std::vector<MatchSpan>{{0, full.text.size()}};
+  if (For(c).has_generation_blocks()) {
+    std::vector<MatchSpan> out;
+    for (const auto& [begin, end] : full.generation) out.push_back({begin, end});
+    return out;
+  }
+  const TurnFinder finder(c, full.text, *tokenizer,
+                          [this, &c](const std::vector<Value>& messages,
+                                     bool generation_prompt) -> absl::StatusOr<std::string> {
+                            SOUP_ASSIGN_OR_RETURN(jinja::Rendering r,
+                                                  Render(c, messages, generation_prompt));
+                            return std::move(r.text);
+                          });
+  return finder.Find(notices);
+}
+
+// What a reader of the data should know, though it is no error.
+void ChatEncoder::Rep::Notice(const Conversation& c, const std::string& full,
+                              std::vector<std::string>* notices) const {
+  bool dropped = false, special = false;
+  for (const Message& m : c.messages) {
+    const std::string words = jinja::Strip(m.content, std::nullopt, true, true);
+    dropped |= m.role != "assistant" && !absl::StrContains(full, words);
+    for (const AddedSpan& span : tokenizer->FindAddedTokens(m.content))
+      special |= span.token->special;
+  }
+  if (dropped) {
+    notices->push_back(
+        "record(s) have a message whose text the chat template does not write as it is");
+  }
+  if (special) {
+    notices->push_back(
+        "record(s) have a message that spells out a special token; it becomes that token");
+  }
+}
+
+ChatEncoder::ChatEncoder() : rep_(std::make_unique<Rep>()) {}
+ChatEncoder::~ChatEncoder() = default;
+
+absl::StatusOr<std::unique_ptr<ChatEncoder>> ChatEncoder::Create(const Tokenizer* tokenizer,
+                                                                 const TokenizerConfig& config,
+                                                                 bool train_on_all) {
+  std::unique_ptr<ChatEncoder> out(new ChatEncoder);
+  Rep& rep = *out->rep_;
+  if (config.chat_template.empty()) {
+    return absl::InvalidArgumentError(
+        "messages records need the model's chat template, and its folder has none "
+        "(chat_template.jinja, or chat_template in tokenizer_config.json)");
+  }
+  rep.tokenizer = tokenizer;
+  rep.train_on_all = train_on_all;
+  rep.special_tokens = config.special_tokens;
+  rep.options.now_unix_seconds = RealClock().UnixNs() / 1'000'000'000;
+  SOUP_ASSIGN_OR_RETURN(rep.plain,
+                        jinja::Template::Parse(config.chat_template, config.template_file));
+  SOUP_ASSIGN_OR_RETURN(rep.with_tools,
+                        jinja::Template::Parse(config.tool_template, config.template_file));
+  return out;
+}
+
+absl::Status ChatEncoder::Encode(const Value& record, EncodeContext* context, TokenRecord* out,
+                                 std::vector<std::string>* notices) const {
+  SOUP_ASSIGN_OR_RETURN(const Conversation conversation, ReadConversation(record));
+  std::vector<Value> messages;
+  for (const Message& m : conversation.messages) messages.push_back(m.value);
+  SOUP_ASSIGN_OR_RETURN(const jinja::Rendering full,
+                        rep_->Render(conversation, std::move(messages), false));
+  SOUP_ASSIGN_OR_RETURN(std::vector<MatchSpan> spans,
+                        rep_->Supervised(conversation, full, notices));
+  rep_->Notice(conversation, full.text, notices);
+
+  const auto append = [&](size_t begin, size_t end, uint8_t supervised) -> absl::Status {
+    if (begin >= end) return absl::OkStatus();
+    SOUP_RETURN_IF_ERROR(rep_->tokenizer->Encode(
+        absl::string_view(full.text).substr(begin, end - begin), context, &out->ids));
+    out->supervised.resize(out->ids.size(), supervised);
+    return absl::OkStatus();
+  };
+  size_t at = 0;
+  for (const MatchSpan& span : spans) {
+    SOUP_RETURN_IF_ERROR(append(at, span.begin, 0));
+    SOUP_RETURN_IF_ERROR(append(span.begin, span.end, 1));
+    at = span.end;
+  }
+  SOUP_RETURN_IF_ERROR(append(at, full.text.size(), 0));
+  if (out->ids.empty()) return absl::InvalidArgumentError("the chat template renders nothing");
+
+  const std::vector<int32_t>& bos = rep_->tokenizer->prefix();
+  if (!bos.empty() && !std::equal(bos.begin(), bos.end(), out->ids.begin(),
+                                  out->ids.begin() + static_cast<std::ptrdiff_t>(
+                                                         std::min(bos.size(), out->ids.size())))) {
+    notices->push_back(
+        "record(s) begin without the BOS token that the tokenizer adds to other texts: the chat "
+        "template writes none");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace soup::engine

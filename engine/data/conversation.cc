@@ -1,0 +1,145 @@
+#include "engine/data/conversation.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/data/json_value.h"
+#include "engine/data/record_format.h"
+#include "engine/data/unicode.h"
+
+namespace soup::engine {
+namespace {
+
+absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(what); }
+
+// A string of JSON, as the wire format of chat APIs has it, becomes the value that it stands for.
+absl::StatusOr<Value> Unwrap(const Value& value, absl::string_view key) {
+  if (!value.is_string()) return value;
+  auto parsed = ParseJsonValue(value.AsString());
+  if (!parsed.ok()) {
+    return Bad(
+        absl::StrCat("key '", key, "' is a text that is not JSON: ", parsed.status().message()));
+  }
+  return parsed;
+}
+
+// {"name", "arguments", ...}, alone or under "function".
+absl::StatusOr<Value> ReadToolCall(const Value& call) {
+  if (!call.is_dict())
+    return Bad(
+        absl::StrCat("'tool_calls' holds ", call.KindName(), " where an object is expected"));
+  Value::Items out;
+  for (const auto& [key, value] : call.AsDict()) {
+    if (value.is_none() && key != "arguments") continue;
+    if (key == "function") {
+      SOUP_ASSIGN_OR_RETURN(Value function, ReadToolCall(value));
+      out.emplace_back(key, std::move(function));
+    } else if (key == "arguments") {
+      SOUP_ASSIGN_OR_RETURN(Value arguments, Unwrap(value, "arguments"));
+      if (!arguments.is_dict()) {
+        return Bad(absl::StrCat("'arguments' of a tool call is ", arguments.KindName(),
+                                " where an object is expected"));
+      }
+      out.emplace_back(key, std::move(arguments));
+    } else {
+      out.emplace_back(key, value);
+    }
+  }
+  return Value::Dict(std::move(out));
+}
+
+absl::StatusOr<Value> ReadToolCalls(const Value& calls) {
+  if (!calls.is_list())
+    return Bad(absl::StrCat("'tool_calls' is ", calls.KindName(), " where a list is expected"));
+  std::vector<Value> out;
+  for (const Value& call : calls.AsList()) {
+    SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCall(call));
+    out.push_back(std::move(read));
+  }
+  return Value::List(std::move(out));
+}
+
+absl::Status CheckContent(const Value* content, bool has_tool_calls) {
+  if (content != nullptr && content->is_string()) return absl::OkStatus();
+  if (content != nullptr && content->is_list()) {
+    return Bad("'content' is a list of parts, which is not supported yet; write the text itself");
+  }
+  if (content != nullptr && !content->is_none())
+    return Bad(absl::StrCat("'content' is ", content->KindName(), " where a text is expected"));
+  if (has_tool_calls) return absl::OkStatus();
+  return Bad(absl::StrCat("'content' is ", content == nullptr ? "missing" : "null",
+                          ", and there are no tool calls in its place"));
+}
+
+absl::StatusOr<Message> ReadMessage(const Value& value) {
+  if (!value.is_dict()) return Bad(absl::StrCat(value.KindName(), " where an object is expected"));
+  Message out;
+  SOUP_ASSIGN_OR_RETURN(out.role, StringMember(value, "role"));
+  const Value* calls = value.Find("tool_calls");
+  out.has_tool_calls = calls != nullptr && calls->is_list() && !calls->AsList().empty();
+  const Value* content = value.Find("content");
+  SOUP_RETURN_IF_ERROR(CheckContent(content, out.has_tool_calls));
+  if (content != nullptr && content->is_string()) out.content = content->AsString();
+
+  Value::Items members;
+  for (const auto& [key, member] : value.AsDict()) {
+    if (key == "content") {
+      members.emplace_back(key, Value::String(out.content));
+    } else if (member.is_none()) {
+      continue;  // a table's way to say "absent"
+    } else if (key == "tool_calls") {
+      SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCalls(member));
+      if (out.has_tool_calls) members.emplace_back(key, std::move(read));
+    } else {
+      out.has_more |= key != "role";
+      members.emplace_back(key, member);
+    }
+  }
+  if (content == nullptr) members.emplace_back("content", Value::String(""));
+  SOUP_ASSIGN_OR_RETURN(out.value, Value::Dict(std::move(members)));
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<Conversation> ReadConversation(const Value& record) {
+  const Value* messages = record.Find("messages");
+  if (messages == nullptr || !messages->is_list() || messages->AsList().empty()) {
+    return Bad(absl::StrCat("key 'messages' is ",
+                            messages == nullptr    ? "missing"
+                            : !messages->is_list() ? messages->KindName()
+                                                   : "an empty list",
+                            " where a list of messages is expected"));
+  }
+  Conversation out;
+  for (const Value& value : messages->AsList()) {
+    auto message = ReadMessage(value);
+    if (!message.ok()) {
+      return Bad(
+          absl::StrCat("message ", out.messages.size() + 1, ": ", message.status().message()));
+    }
+    out.messages.push_back(*std::move(message));
+  }
+  if (const Value* tools = record.Find("tools"); tools != nullptr && !tools->is_none()) {
+    SOUP_ASSIGN_OR_RETURN(out.tools, Unwrap(*tools, "tools"));
+    if (!out.tools.is_list())
+      return Bad(absl::StrCat("key 'tools' is ", tools->KindName(), " where a list is expected"));
+    if (out.tools.AsList().empty()) out.tools = Value::None();
+  }
+  return out;
+}
+
+absl::StatusOr<Value> WithContent(const Message& message, const std::string& content, bool alone) {
+  Value::Items members;
+  for (const auto& [key, member] : message.value.AsDict()) {
+    if (key == "content") {
+      members.emplace_back(key, Value::String(content));
+    } else if (!alone || key == "role") {
+      members.emplace_back(key, member);
+    }
+  }
+  return Value::Dict(std::move(members));
+}
+
+}  // namespace soup::engine

@@ -1,0 +1,38 @@
+// A messages record in one shape, whatever the wire format it came in: what a template sees must
+// not depend on whether an absent text was written as null or left out, or whether a tool call's
+// arguments came as an object or as a string of JSON. Pure; any thread.
+#ifndef SOUP_ENGINE_DATA_CONVERSATION_H_
+#define SOUP_ENGINE_DATA_CONVERSATION_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/data/value.h"
+
+namespace soup::engine {
+
+struct Message {
+  std::string role;
+  std::string content;
+  bool has_tool_calls = false;
+  bool has_more = false;  // members beside role, content and tool_calls
+  Value value;            // what a template sees
+};
+
+struct Conversation {
+  std::vector<Message> messages;  // never empty
+  Value tools;                    // a list, or none
+};
+
+// {"messages": [...], "tools": [...]}. A message: "role", "content" (a text; null or absent only
+// beside tool calls: then it is empty), "tool_calls", others as they are; members that are null are
+// absent. Errors: InvalidArgument, naming the message (from 1) and the key.
+absl::StatusOr<Conversation> ReadConversation(const Value& record);
+
+// The message's members with another content, without its other members when `alone`.
+absl::StatusOr<Value> WithContent(const Message& message, const std::string& content, bool alone);
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DATA_CONVERSATION_H_

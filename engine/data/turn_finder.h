@@ -1,0 +1,60 @@
+// Where the assistant's turns lie in a rendered conversation. Used by chat_encoder.cc; see there
+// for what is found and how it is verified. Not thread-safe; all it is made of must outlive it.
+#ifndef SOUP_ENGINE_DATA_TURN_FINDER_H_
+#define SOUP_ENGINE_DATA_TURN_FINDER_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/data/conversation.h"
+#include "engine/data/regex.h"
+#include "engine/data/tokenizer.h"
+
+namespace soup::engine {
+
+class TurnFinder {
+ public:
+  // The first messages rendered, with the generation prompt or not.
+  using Render = std::function<absl::StatusOr<std::string>(const std::vector<Value>& messages,
+                                                           bool generation_prompt)>;
+
+  // `full`: the whole conversation rendered, without a generation prompt.
+  TurnFinder(const Conversation& conversation, const std::string& full, const Tokenizer& tokenizer,
+             Render render);
+
+  // Bytes of `full` that are the assistant's, in order. *notices grows.
+  absl::StatusOr<std::vector<MatchSpan>> Find(std::vector<std::string>* notices) const;
+
+ private:
+  struct Place {
+    size_t begin;        // of what the assistant says
+    size_t content_end;  // of its content
+    size_t end;          // of what the turn renders to; npos: not known
+  };
+
+  absl::StatusOr<MatchSpan> FindTurn(size_t index, std::vector<std::string>* notices) const;
+  absl::StatusOr<Place> ByPrefixes(size_t index, const std::string& upto) const;
+  absl::StatusOr<Place> ByReplacement(size_t index) const;
+  absl::StatusOr<size_t> Begin(size_t index, absl::string_view rendered, size_t otherwise) const;
+  absl::StatusOr<std::string> RenderFirst(size_t count, bool generation_prompt) const;
+  // The first `count` messages with message `index` saying `content` (and nothing else if `alone`).
+  absl::StatusOr<std::string> RenderWith(size_t count, size_t index, const std::string& content,
+                                         bool alone) const;
+  absl::Status CheckToolCalls(size_t index, const std::string& upto) const;
+  absl::Status Changed(size_t index, absl::string_view rendered) const;
+  MatchSpan WithEndToken(size_t index, const Place& place, std::vector<std::string>* notices) const;
+
+  const Conversation& conversation_;
+  const std::string& full_;
+  const Tokenizer& tokenizer_;
+  const Render render_;
+  std::string sentinel_;  // a text that `full` does not hold a character of
+};
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DATA_TURN_FINDER_H_

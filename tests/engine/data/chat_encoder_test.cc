@@ -1,0 +1,350 @@
+#include "engine/data/chat_encoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_replace.h"
+#include "engine/data/json_value.h"
+#include "tests/engine/data/data_test_util.h"
+
+namespace soup::engine {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// The byte tokenizer of tests/cases with these added tokens (ids from 300), and a template.
+class Chat {
+ public:
+  Chat(const std::string& chat_template, const std::vector<std::string>& added, bool all = false) {
+    auto json = nlohmann::json::parse(ReadTestFile("cases/_base/bytes/tokenizer.json"));
+    json["post_processor"] = nullptr;
+    int id = 300;
+    for (const std::string& token : added)
+      json["added_tokens"].push_back({{"id", id++}, {"content", token}, {"special", true}});
+    auto tokenizer = Tokenizer::Create(json.dump(), "tokenizer.json");
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    tokenizer_ = *std::move(tokenizer);
+    TokenizerConfig config;
+    config.chat_template = config.tool_template = chat_template;
+    config.template_file = "chat_template.jinja";
+    config.special_tokens = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
+    auto chat = ChatEncoder::Create(tokenizer_.get(), config, all);
+    status_ = chat.status();
+    if (chat.ok()) chat_ = *std::move(chat);
+  }
+
+  // The supervised runs of a record, decoded; an error as its message.
+  std::vector<std::string> Supervised(const std::string& record) {
+    if (!status_.ok()) return {std::string(status_.message())};
+    const auto value = ParseJsonValue(record);
+    EXPECT_TRUE(value.ok()) << value.status() << record;
+    EncodeContext context;
+    record_ = TokenRecord();
+    notices_.clear();
+    const absl::Status status = chat_->Encode(*value, &context, &record_, &notices_);
+    if (!status.ok()) return {std::string(status.message())};
+    std::vector<std::string> out;
+    std::vector<int32_t> run;
+    for (size_t i = 0; i <= record_.ids.size(); ++i) {
+      if (i < record_.ids.size() && record_.supervised[i] != 0) {
+        run.push_back(record_.ids[i]);
+      } else if (!run.empty()) {
+        out.push_back(tokenizer_->Decode(run));
+        run.clear();
+      }
+    }
+    return out;
+  }
+  std::string Text() const { return tokenizer_->Decode(record_.ids); }
+  const std::vector<std::string>& notices() const { return notices_; }
+
+ private:
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatEncoder> chat_;
+  absl::Status status_;
+  TokenRecord record_;
+  std::vector<std::string> notices_;
+};
+
+// Three turns, two of them the assistant's.
+constexpr char kThreeTurns[] =
+    R"({"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello, you."},
+{"role":"user","content":"Go on"},{"role":"assistant","content":"Bye\nnow"}]})";
+
+struct Manner {
+  const char* name;
+  const char* chat_template;
+  std::vector<std::string> added;
+  std::vector<std::string> supervised;  // of kThreeTurns
+};
+
+std::vector<Manner> Manners() {
+  const std::string word = "Hello, you.", last = "Bye\nnow";
+  return {
+      {"ChatMl",
+       "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' "
+       "+ "
+       "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif "
+       "%}",
+       {"<|im_start|>", "<|im_end|>"},
+       {word + "<|im_end|>", last + "<|im_end|>"}},
+      {"Llama2",
+       "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + "
+       "m.content.strip() "
+       "+ ' [/INST]' }}{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}",
+       {"<s>", "</s>"},
+       // No generation prompt: from where the turn's rendering depends on what it says.
+       {word + " </s>", last + " </s>"}},
+      {"Llama3",
+       "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + "
+       "'<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}{% if "
+       "add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif "
+       "%}",
+       {"<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+       {word + "<|eot_id|>", last + "<|eot_id|>"}},
+      {"Mistral",
+       "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + "
+       "'[/INST]' }}{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}",
+       {"<s>", "</s>", "[INST]", "[/INST]"},
+       {word + "</s>", last + "</s>"}},
+      {"Gemma",
+       "{{ bos_token }}{% for m in messages %}{% set role = 'model' if m.role == 'assistant' else "
+       "m.role %}{{ '<start_of_turn>' + role + '\n' + m.content | trim + '<end_of_turn>\n' }}{% "
+       "endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+       {"<s>", "<start_of_turn>", "<end_of_turn>"},
+       {word + "<end_of_turn>", last + "<end_of_turn>"}},
+      {"Phi",  // ends every conversation in one more token
+       "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor "
+       "%}{% "
+       "if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ '<|endoftext|>' }}{% endif "
+       "%}",
+       {"<|user|>", "<|assistant|>", "<|endoftext|>"},  // <|end|> is a token of the base
+       {word + "<|end|>", last + "<|end|>"}},
+      {"QwenThinking",  // an empty block before the last turn, none before earlier ones
+       "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}{{ "
+       "'<|im_start|>assistant"
+       "\n<think>\n\n</think>\n\n' + m.content + '<|im_end|>\n' }}{% else %}{{ '<|im_start|>' + "
+       "m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}{% if "
+       "add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+       {"<|im_start|>", "<|im_end|>"},
+       {word + "<|im_end|>", "<think>\n\n</think>\n\n" + last + "<|im_end|>"}},
+      {"Generation",
+       "{% for m in messages %}<|turn|>{{ m.role }}:{% if m.role == 'assistant' %}{% generation "
+       "%}{{ m.content }}<|end|>{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% "
+       "endfor %}",
+       {},
+       {word + "<|end|>", last + "<|end|>"}},
+  };
+}
+
+class ChatManner : public ::testing::TestWithParam<Manner> {};
+
+TEST_P(ChatManner, TheAssistantsWordsAndTheirEndTokenAreSupervised) {
+  Chat chat(GetParam().chat_template, GetParam().added);
+  EXPECT_EQ(chat.Supervised(kThreeTurns), GetParam().supervised) << chat.Text();
+  EXPECT_THAT(chat.notices(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Templates, ChatManner, ::testing::ValuesIn(Manners()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+Chat ChatMl(bool all = false) { return Chat(Manners()[0].chat_template, Manners()[0].added, all); }
+
+TEST(ChatEncoderTest, TrainOnAllSupervisesEverything) {
+  Chat chat = ChatMl(/*all=*/true);
+  const auto runs = chat.Supervised(kThreeTurns);
+  ASSERT_EQ(runs.size(), 1u);
+  EXPECT_EQ(runs[0], chat.Text());
+}
+
+TEST(ChatEncoderTest, TheTurnIsTokenisedApartFromItsHeader) {
+  // ":Y" is a token; in one text it would swallow the header's end.
+  auto json = nlohmann::json::parse(ReadTestFile("cases/_base/bytes/tokenizer.json"));
+  json["model"]["vocab"][":Y"] = 300;
+  json["model"]["merges"] = nlohmann::json::array({": Y"});
+  const auto tokenizer = Tokenizer::Create(json.dump(), "t");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  TokenizerConfig config;
+  config.chat_template = config.tool_template =
+      "{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}{% if "
+      "add_generation_prompt %}assistant:{% endif %}";
+  const auto chat = ChatEncoder::Create(tokenizer->get(), config, false);
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EncodeContext context;
+  TokenRecord record;
+  std::vector<std::string> notices;
+  const auto value = ParseJsonValue(
+      R"({"messages":[{"role":"user","content":"Yo"},{"role":"assistant","content":"Yes"}]})");
+  ASSERT_TRUE((*chat)->Encode(*value, &context, &record, &notices).ok());
+  const std::vector<int32_t> tail(record.ids.end() - 5, record.ids.end());
+  EXPECT_THAT(tail, ElementsAre(':', 'Y', 'e', 's', 258));
+  EXPECT_EQ(std::count(record.supervised.begin(), record.supervised.end(), 1), 4);
+  EXPECT_THAT(record.ids, Contains(300));  // within the user's text it is merged
+}
+
+constexpr char kQwenTools[] =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% for c in "
+    "m.tool_calls "
+    "or [] %}{% if not loop.first or m.content %}{{ '\n' }}{% endif %}{{ '<tool_call>\n{\"name\": "
+    "\"' "
+    "+ c.function.name + '\", \"arguments\": ' + c.function.arguments | tojson + '}\n</tool_call>' "
+    "}}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\n' }}{% endif %}";
+
+TEST(ChatEncoderTest, ToolCallsAreSupervisedWhole) {
+  Chat chat(kQwenTools, {"<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"});
+  const std::string record =
+      R"({"messages":[{"role":"user","content":"Oslo?"},{"role":"assistant","content":CONTENT,
+"tool_calls":[{"type":"function","function":{"name":"weather","arguments":{"city":"Oslo"}}}]},
+{"role":"tool","content":"3 C"},{"role":"assistant","content":"Cold."}]})";
+  const std::string call =
+      "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+  for (const char* content : {"\"\"", "null"}) {
+    EXPECT_THAT(chat.Supervised(absl::StrReplaceAll(record, {{"CONTENT", content}})),
+                ElementsAre(call + "<|im_end|>", "Cold.<|im_end|>"))
+        << content;
+  }
+  EXPECT_THAT(chat.Supervised(absl::StrReplaceAll(record, {{"CONTENT", "\"Let me see.\""}})),
+              ElementsAre("Let me see.\n" + call + "<|im_end|>", "Cold.<|im_end|>"));
+  // A template that knows nothing of tool calls would lose them without a word.
+  Chat deaf = ChatMl();
+  EXPECT_THAT(
+      deaf.Supervised(absl::StrReplaceAll(record, {{"CONTENT", "null"}})),
+      ElementsAre(HasSubstr("message 2 (assistant): the chat template drops its tool calls")));
+}
+
+TEST(ChatEncoderTest, ATemplateThatTrimsIsCaught) {
+  Chat chat(Manners()[2].chat_template, Manners()[2].added);
+  EXPECT_THAT(
+      chat.Supervised(
+          R"({"messages":[{"role":"user","content":" Hi "},{"role":"assistant","content":"Yes.\n"}]})"),
+      ElementsAre(AllOf(HasSubstr("message 2 (assistant)"), HasSubstr("white space"))));
+  // A user's text may be trimmed: it is not trained on.
+  EXPECT_THAT(
+      chat.Supervised(
+          R"({"messages":[{"role":"user","content":" Hi "},{"role":"assistant","content":"Yes."}]})"),
+      ElementsAre("Yes.<|eot_id|>"));
+}
+
+TEST(ChatEncoderTest, ATemplateThatMovesOrChangesContentIsCaught) {
+  const std::string turn = R"({"messages":[{"role":"user","content":"Hi"},)"
+                           R"({"role":"assistant","content":"One two"}]})";
+  for (const char* body : {"{{ m.content | upper }}",        // changes
+                           "{{ m.content.split(' ')[1] }}",  // drops
+                           "{{ m.content.split(' ')[1] }} {{ m.content.split(' ')[0] }}",  // moves
+                           "{{ m.content }} {{ m.content }}",  // repeats
+                           "x"}) {                             // leaves out
+    Chat chat(absl::StrCat("{% for m in messages %}<|turn|>{{ m.role }}:", body,
+                           "<|end|>{% endfor %}{% if add_generation_prompt %}<|turn|>assistant:{% "
+                           "endif %}"),
+              {});
+    const auto runs = chat.Supervised(turn);
+    ASSERT_EQ(runs.size(), 1u);
+    EXPECT_THAT(runs[0], HasSubstr("message 2 (assistant)")) << body;
+  }
+}
+
+TEST(ChatEncoderTest, ATurnThatChangesOnceOthersFollowIsCaught) {
+  // Early turns lose their thinking: what they rendered to alone is no beginning of the whole.
+  Chat chat(
+      "{% for m in messages %}<|turn|>{{ m.role }}:{% if loop.last %}{{ m.content }}{% else %}{{ "
+      "m.content.split('</think>')[-1] }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt "
+      "%}<|turn|>assistant:{% endif %}",
+      {});
+  const std::string one = R"({"role":"user","content":"Hi"},)"
+                          R"({"role":"assistant","content":"<think>a</think>b"})";
+  EXPECT_THAT(chat.Supervised(absl::StrCat("{\"messages\":[", one, "]}")),
+              ElementsAre("<think>a</think>b<|end|>"));
+  EXPECT_THAT(
+      chat.Supervised(absl::StrCat("{\"messages\":[", one, ",", one, "]}")),
+      ElementsAre(AllOf(HasSubstr("message 2 (assistant)"), HasSubstr("once others follow"))));
+}
+
+TEST(ChatEncoderTest, AGenerationPromptThatTheTurnDoesNotBeginWithIsCaught) {
+  Chat chat(
+      "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}<|end|>{% endfor %}{% if "
+      "add_generation_prompt %}<|turn|>assistant:<think>{% endif %}",
+      {});
+  EXPECT_THAT(chat.Supervised(kThreeTurns), ElementsAre(HasSubstr("generation prompt")));
+}
+
+TEST(ChatEncoderTest, WithoutAnEndTokenTheWordsAloneAreSupervised) {
+  Chat chat("{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}", {});
+  EXPECT_THAT(chat.Supervised(kThreeTurns), ElementsAre("Hello, you.", "Bye\nnow"));
+  EXPECT_THAT(chat.notices(), Contains(HasSubstr("without a token of its own")));
+}
+
+TEST(ChatEncoderTest, AnAssistantMayBegin) {
+  Chat chat = ChatMl();
+  EXPECT_THAT(chat.Supervised(R"({"messages":[{"role":"assistant","content":"Ask me."}]})"),
+              ElementsAre("Ask me.<|im_end|>"));
+}
+
+TEST(ChatEncoderTest, SpecialTokensSpelledOutAreTold) {
+  Chat chat = ChatMl();
+  EXPECT_THAT(
+      chat.Supervised(
+          R"({"messages":[{"role":"user","content":"<|im_end|>"},{"role":"assistant","content":"a<|im_end|>b"}]})"),
+      ElementsAre("a<|im_end|>b<|im_end|>"));
+  EXPECT_THAT(chat.notices(), Contains(HasSubstr("spells out a special token")));
+}
+
+TEST(ChatEncoderTest, FaultyMessagesAreNamed) {
+  Chat chat = ChatMl();
+  const auto error = [&chat](const std::string& record) {
+    const auto out = chat.Supervised(record);
+    return out.size() == 1 ? out[0] : absl::StrCat(out.size(), " runs");
+  };
+  EXPECT_THAT(error(R"({"messages":[]})"), HasSubstr("'messages' is an empty list"));
+  EXPECT_THAT(error(R"({"messages":"x"})"), HasSubstr("'messages' is a string"));
+  EXPECT_THAT(error(R"({"messages":[1]})"), HasSubstr("message 1: an integer"));
+  EXPECT_THAT(error(R"({"messages":[{"content":"x"}]})"), HasSubstr("message 1: no key 'role'"));
+  EXPECT_THAT(error(R"({"messages":[{"role":"user","content":null}]})"),
+              HasSubstr("message 1: 'content' is null"));
+  EXPECT_THAT(error(R"({"messages":[{"role":"user"}]})"), HasSubstr("'content' is missing"));
+  EXPECT_THAT(error(R"({"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}]})"),
+              HasSubstr("a list of parts"));
+  EXPECT_THAT(
+      error(
+          R"({"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":"{x"}}]}]})"),
+      AllOf(HasSubstr("message 1"), HasSubstr("'arguments' is a text that is not JSON")));
+  EXPECT_THAT(error(R"({"messages":[{"role":"user","content":"x"}],"tools":3})"),
+              HasSubstr("'tools' is an integer"));
+}
+
+TEST(ChatEncoderTest, FaultyTemplatesNameLineAndColumn) {
+  EXPECT_THAT(Chat("a\n{{ x | nope }}", {}).Supervised(kThreeTurns),
+              ElementsAre("chat_template.jinja line 2 column 8: filter 'nope' is not supported"));
+  EXPECT_THAT(
+      Chat("{% include 'x' %}", {}).Supervised(kThreeTurns),
+      ElementsAre("chat_template.jinja line 1 column 4: statement 'include' is not supported"));
+  EXPECT_THAT(Chat("{{ raise_exception('roles must alternate') }}", {}).Supervised(kThreeTurns),
+              ElementsAre(AllOf(HasSubstr("line 1 column"), HasSubstr("roles must alternate"))));
+  EXPECT_THAT(Chat("", {}).Supervised(kThreeTurns), ElementsAre(HasSubstr("has none")));
+}
+
+TEST(ChatEncoderTest, ToolsReachTheTemplateAsAListOrAString) {
+  Chat chat(
+      "{% for t in tools or [] %}{{ t.name }};{% endfor %}{% for m in messages %}{{ m.content "
+      "}}<|end|>{% endfor %}",
+      {});
+  const std::string messages = R"("messages":[{"role":"assistant","content":"x"}])";
+  for (const char* tools : {R"([{"name":"f"}])", R"("[{\"name\":\"f\"}]")"}) {
+    chat.Supervised(absl::StrCat("{", messages, ",\"tools\":", tools, "}"));
+    EXPECT_EQ(chat.Text(), "f;x<|end|>") << tools;
+  }
+}
+
+}  // namespace
+}  // namespace soup::engine

@@ -1,0 +1,168 @@
+"""compare_jinja.py PROBE: renders templates with PyPI's jinja2, set up as Hugging Face does, and with
+engine/data/jinja, and compares. Exit 77 (skipped) when jinja2 is not there. Prints the seed.
+
+Where jinja2 raises, ours must refuse. Where only ours refuses, its message must be one of
+KNOWN_REFUSALS: what is not supported is refused by name, never rendered otherwise."""
+import copy, json, os, random, subprocess, sys, warnings
+
+warnings.simplefilter("ignore")  # of expressions that jinja2 compiles to odd Python
+
+try:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+except ImportError:
+    print("skipped: Python has no jinja2")
+    sys.exit(77)
+
+
+def environment():
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                        extensions=["jinja2.ext.loopcontrols"])
+
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    return env
+
+
+MESSAGES = [{"role": "system", "content": "Be brief."},
+            {"role": "user", "content": " Grüße, \"world\" <b>& 'co'\n"},
+            {"role": "assistant", "content": "Hi there!\n\nSecond line."},
+            {"role": "user", "content": "Weather in Oslo?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"type": "function", "id": "c1", "function": {"name": "weather", "arguments": {"city": "Ôslo", "days": 2, "x": 1.5, "y": None, "z": [True, {}]}}}]},
+            {"role": "tool", "name": "weather", "content": "3 °C"},
+            {"role": "assistant", "content": "<think>\ncold\n</think>\n\nCold: 3 °C."}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells\nit", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+VARIABLES = {"messages": MESSAGES, "tools": TOOLS, "bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True,
+             "n": 5, "f": 2.5, "big": 1e20, "small": 0.00001, "t": True, "no": None, "s": "Ab c-d  e_f ", "e": "", "u": "naïve ÀÉ ß 🙂",
+             "l": [3, 1, 2], "d": {"b": 1, "a": "x", "C": [1, 2]}, "words": ["b", "A", "c", "a"], "empty": [],
+             "nested": [{"k": {"v": 2}}, {"k": {"v": 1}}], "html": "<a href='x'>"}
+
+EXPRESSIONS = r"""
+n + 1; n - f; n * 2; n / 2; n // 2; n % 3; -n // 2; -n % 3; 2 ** 3; 2 ** -1; f ** 2; 7.0 // 2; -7.5 % 2; 1_000; 1e3; 1.5e-7; big; small; 0.1 + 0.2
+100000000000000000.0; 123456789.123; -0.0; 1e16; 1e15; 3.0; t + 1; not t; not no; t and n; no or 'x'; e or l; n and e; t == 1; 1 == 1.0; '1' == 1
+'a' < 'b'; 1 < 2 < 3; 1 < 3 < 2; l < [3, 2]; n in l; 3 in l; 3 not in l; 'b' in d; 'ab' in 'cabd'; none in [none]; 'x' ~ 1 ~ none ~ l ~ 1.0 ~ t
+'a' if n > 3 else 'b'; 'a' if n > 9; 'a' if n > 9 else 'b' if n > 4 else 'c'; l[0]; l[-1]; l[9]; l[1:]; l[::-1]; l[:2]; l[-2:]; l[5:1]; s[1:4]; u[2]; u[::-1]; u[-2:]; u[1:9:2]; d['b']; d.a; d.zz; d['zz']
+s.strip(); s.lstrip(); s.rstrip(); s.upper(); s.lower(); s.title(); s.capitalize(); u.upper(); u.lower(); u.title(); s.split(); s.split(' '); s.split(' ', 1); s.rsplit(' ', 1); s.split(None, 1); 'a,b,,c'.split(','); 'x'.split('x'); ''.split(); ''.split(',')
+s.startswith('Ab'); s.startswith(('x', 'A')); s.endswith(' '); s.find('c'); s.find('zz'); s.rfind(' '); s.count(' '); s.replace(' ', '_'); s.replace(' ', '_', 1); 'abc'.replace('', '-'); 'aaa'.replace('a', 'bb', 2); 'xxhixx'.strip('x'); 'abcba'.lstrip('ab'); 'éàé'.strip('é')
+'a\nb\r\nc\n'.splitlines(); 'a\nb\n'.splitlines(true); 'pre-x'.removeprefix('pre-'); 'x.py'.removesuffix('.py'); '-'.join(words); 'a=b=c'.partition('='); 'a=b=c'.rpartition('='); 'abc'.partition('z'); 'ab1'.isalnum(); '12'.isdigit(); 'ab'.isalpha(); '  '.isspace(); 'AB'.isupper(); 'ab'.islower(); ''.isspace()
+d.get('b'); d.get('q'); d.get('q', 3); d.keys()|list; d.values()|list; d.items()|list; d|items|list; d|length; l|length; u|length; e|length; undefined_thing|length; l.index(1); l.count(2)
+l|sort; l|sort(reverse=true); words|sort; words|sort(case_sensitive=true); nested|sort(attribute='k.v'); nested|map(attribute='k.v')|list; words|map('upper')|list; words|map('replace', 'a', 'z')|join; nested|map(attribute='q', default='-')|join(',')
+l|join; l|join(', '); nested|join('|', attribute='k'); l|first; l|last; empty|first; l|sum; l|min; l|max; words|min; l|reverse|list; s|reverse; l|list; s|list; d|list; words|unique|list; ['a','A','b']|unique|list; d|dictsort; d|dictsort(by='key', reverse=true)
+messages|selectattr('role', 'equalto', 'user')|list|length; messages|rejectattr('role', 'eq', 'user')|map(attribute='role')|join(','); messages|selectattr('tool_calls', 'defined')|list|length; messages|selectattr('content')|list|length; l|select('odd')|list; l|reject('>', 1)|list; [0,1,'',none]|select|list
+s|trim; u|trim; '  x '|trim|upper; 'xx-xx'|trim('x'); n|string; f|string; t|string; no|string; l|string; d|string; '12'|int; 'x'|int; '3.7'|int; 'x'|int(9); 3.9|int; -3.9|int; t|int; '2.5'|float; n|float; 'q'|float(1.5); -n|abs; (-n)|abs; -2.5|abs; 2.5|round; 3.5|round; 2.4|round|int
+no|default('x'); zz|default('x'); zz|d; e|default('x', true); no|default('x', boolean=true); s|replace('b', 'B'); 12321|replace(2, 'x'); s|title; 'hello (wORLD) a-bC'|title; 'hELLO'|capitalize; s|upper; s|lower; 'a\nb\n\nc'|indent; 'a\nb'|indent(2, true); 'a\n\nb'|indent(2, blank=true); 'a\nb'|indent('>'); html|safe
+d|tojson; l|tojson; u|tojson; u|tojson(ensure_ascii=true); messages|tojson; tools|tojson(indent=2); tools|tojson(indent=4); {}|tojson(indent=2); []|tojson(indent=2); d|tojson(sort_keys=true); d|tojson(separators=(',', ':')); f|tojson; no|tojson; t|tojson; html|tojson; 'a"\\\n\t\x01\x7f/'|tojson; big|tojson
+n is defined; zz is defined; zz is undefined; zz is not defined; no is none; n is none; s is string; n is number; t is number; t is integer; n is integer; f is float; t is boolean; t is true; t is false; no is false; d is mapping; l is mapping; l is iterable; s is iterable; n is iterable; d is iterable; l is sequence; d is sequence; n is sequence; zz is iterable; n is odd; n is even; 6 is divisibleby 3; 6 is divisibleby(4); n is eq 5; n is equalto 5; n is ne 5; n is gt 4; n is ge 5; n is lt 5; n is le 5; 'a' is in 'abc'; n is in [5]; no is sameas none; t is sameas true; 'ab' is lower; 'AB' is upper; range is callable; s is callable
+not n is defined; n is not none; n is defined and n > 3; (n is string) == false; [1, 'a', none, 1.5, [2], (1,), (1, 2), {'k': 'v'}]; (); {'a': 1}.a; [1] + [2]; (1,) + (2,); [1] * 3; 'ab' * 2; 2 * 'ab'; 'it\'s'; "say \"hi\""; ['it\'s "x"', 'tab\t', 'é\u00a0\u200b', '\x7f', '🙂']; 'a' 'b'; '\u00e9\x41\101\n|'; 'un\known'
+range(3)|list; range(1, 7, 2)|list; range(5, 0, -2)|list; range(0)|list; dict(a=1, b='x'); dict({'z': 1}, a=2); namespace(a=1).a; namespace().q; [n, f][0]; {'a': {'b': [1, {'c': 2}]}}.a.b[1].c; 'abc'[0]; 'abc'[-1]; 'abc'[7]; messages[0].role; messages[-1]['role']; messages[1:]|length; messages[0]['content'][:2]; l.0; nested[0].k.v
+zz; zz ~ 'a'; zz|trim; zz|upper; zz|join; zz|list; zz == zz; zz == none; zz in [1]; 1 in zz; zz or 'dflt'; zz is none; (zz); [zz]; no.x; n.x; s.x; d.x.y; zz.x; zz[0]; zz + 1; zz(); n(); 1 + 'a'; 'a' + 1; [] < 1; none < 1; l + 'a'; 1 / 0; 1 // 0; 1 % 0; l['a']; d[1]; n[0]; no[0]; none + 1; -s; +s; +n; s - 1; none|tojson; zz|tojson; zz|int; no|int; no|length; n|length; n|join; n|first; no|list; zz|items|list
+1 if; foo bar; (1; [1; {1}; {'a' 1}; 'a; 1 +; n |; n is; n..x; n[; f(a=1, 2); ~n; 1 = 2; @; n ! 3; 01; 1 in; not; a if b is string if c else d; n is zzz; n|zzz; n|trim(; 'x' is string is string
+""".strip()
+
+STATEMENTS = [
+    "a\n{% if true %}\nb\n{% endif %}\nc\n", "a\n  {% if true %}\n  b\n  {% endif %}\n  c", "  {%- if true -%}  \n x \n {%- endif -%} \n y", "a {%- if true %} b{% endif %}", "a  {%+ if true %} b{% endif %}\n",
+    "{% if true +%}\nx{% endif %}", "{# c #}\nx", "a {#- c -#}  \n b", "  {# c #}  x\n  {# d #}\ny", "{{ 'a' }}\n{{ 'b' }}\n", "{{- ' a' -}}  \n b", "  {{ n }}  ", "a\n\n", "a\n", "\n", "", "a\r\nb\rc", "{{ '}}' }}{{ {'a': {}} }}", "{{ '{%' }} %} }} #}", "{ {x} {", "{",
+    "{% raw %}{{ x }}{% endraw %}", "{% raw %}\n {{ x }}\n{% endraw %}\ny", "  {%- raw -%} \n {% if %} {%- endraw -%}  z", "{% raw %}{% raw %}{% endraw %}", "{% rawx %}", "x{#-#}\n y", "{#-#}",
+    "{% for i in l %}{{ i }}{% if not loop.last %},{% endif %}{% endfor %}", "{% for i in l %}{{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.depth }}{{ loop.previtem }}{{ loop.nextitem }};{% endfor %}",
+    "{% for i in empty %}x{% else %}none{% endfor %}", "{% for i in l if i > 1 %}{{ loop.index }}{{ i }}{% else %}e{% endfor %}", "{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}", "{% for k in d %}{{ k }}{% endfor %}", "{% for c in 'aé🙂' %}[{{ c }}]{% endfor %}", "{% for (a, b) in [(1, 2), (3, 4)] %}{{ a + b }} {% endfor %}",
+    "{% for i in l %}{% for j in l %}{{ loop.depth }}{{ loop.index }}{% endfor %}{{ loop.index }}{% endfor %}", "{% for i in zz %}x{% endfor %}", "{% for i in none %}x{% endfor %}", "{% for i in 5 %}x{% endfor %}", "{% for a, b in [1] %}{% endfor %}", "{% for a, b in [(1, 2, 3)] %}{% endfor %}", "{% for i in 1, 2 %}{{ i }}{% endfor %}",
+    "{% for i in l %}{{ loop.cycle('a', 'b') }}{% endfor %}", "{% for i in [1, 1, 2] %}{{ loop.changed(i) }}{% endfor %}", "{% for i in l %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "{% for i in l %}{% if i == 1 %}{% break %}{% endif %}{{ i }}{% endfor %}", "{% break %}",
+    "{% set x = 1 %}{% for i in l %}{% set x = x + i %}{{ x }} {% endfor %}{{ x }}", "{% set ns = namespace(x=0) %}{% for i in l %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}", "{% set ns = namespace({'a': 1}, b=2) %}{{ ns.a }}{{ ns['b'] }}{{ ns.c }}", "{% set d.x = 1 %}", "{% set zz.x = 1 %}",
+    "{% set a, b = 1, 2 %}{{ a }}{{ b }}", "{% set a, b = [1] %}", "{% set x %}hi {{ n }}{% endset %}[{{ x }}]", "{% if true %}{% set x = 3 %}{% endif %}{{ x }}", "{% if false %}{% set x = 3 %}{% endif %}{{ x }}", "{% set x = 1, %}{{ x }}", "{% with a = 1, b = n %}{{ a }}{{ b }}{% endwith %}{{ a }}", "{% with %}{% set q = 1 %}{{ q }}{% endwith %}{{ q }}",
+    "{% set x = 1 %}{% set x %}{{ x }}b{% endset %}{{ x }}", "{% set messages = messages[1:] %}{{ messages|length }}", "{% for m in messages %}{% set messages = [] %}{{ messages|length }}{% endfor %}{{ messages|length }}", "{% for m in l %}{{ q }}{% set q = m %}{{ q }}{% endfor %}{{ q }}",
+    "{% macro m(a, b=2, c=n) %}{{ a }}-{{ b }}-{{ c }}{% endmacro %}{{ m(1) }} {{ m(1, c=3) }} {{ m(b=1) }}", "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, 2) }}", "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(b=2) }}", "{% macro m() %}{{ x }}{% endmacro %}{% set x = 5 %}{{ m() }}", "{% macro r(k) %}{{ k }}{% if k > 0 %}{{ r(k - 1) }}{% endif %}{% endmacro %}{{ r(4) }}", "{% macro m() %}  a\n{% endmacro %}[{{ m()|trim }}][{{ m() ~ 'x' }}]",
+    "{% macro r() %}{{ r() }}{% endmacro %}{{ r() }}", "{% if n > 9 %}a{% elif n > 4 %}b{% else %}c{% endif %}", "{% if zz %}a{% else %}b{% endif %}", "{% if not zz %}a{% endif %}", "{{ raise_exception('no: ' ~ n) }}", "{% if n %}", "{% endif %}", "{% for %}", "{% set %}", "{% set x = %}", "{{ }}", "{{", "{%", "{# x", "{% if n %}{% endfor %}", "{% else %}", "{% foo %}", "{% for i in l %}{% endif %}",
+    "{{ n }", "{{ (n }}", "{{ n ]}}", "{% macro m(a=1, b) %}{% endmacro %}", "{% macro %}{% endmacro %}", "{% for loop in l %}{% endfor %}", "{% set none = 1 %}", "{{ messages.append(1) }}", "{{ d.update({'a': 2}) }}", "{{ d.pop('a') }}", "{{ ''.__class__ }}", "{{ n.__class__.__mro__ }}", "{{ l.__len__() }}",
+    "{%- for message in messages %}\n    {%- if message.role == 'user' %}\n        {{- 'U: ' + message.content | trim + '\\n' }}\n    {%- elif message.tool_calls is defined %}\n        {%- for c in message.tool_calls %}\n            {{- '<c>' ~ c.function.name ~ (c.function.arguments | tojson) ~ '</c>' }}\n        {%- endfor %}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- 'A:' }}\n{%- endif %}\n",
+]
+
+# Templates in the manner of those that models come with.
+MANNERS = {
+    "chatml": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "llama2": "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}{% for message in loop_messages %}{% if loop.index0 == 0 and system_message != false %}{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
+    "llama3": "{{- bos_token }}\n{%- set date_string = date_string | default('26 Jul 2024') %}\n{%- if messages[0]['role'] == 'system' %}\n    {%- set system_message = messages[0]['content']|trim %}\n    {%- set messages = messages[1:] %}\n{%- else %}\n    {%- set system_message = \"\" %}\n{%- endif %}\n{{- \"<|start_header_id|>system<|end_header_id|>\\n\\n\" }}\n{%- if tools is not none %}\n    {%- for t in tools %}\n        {{- t | tojson(indent=4) }}\n        {{- \"\\n\\n\" }}\n    {%- endfor %}\n{%- endif %}\n{{- system_message }}\n{{- \"<|eot_id|>\" }}\n{%- for message in messages %}\n    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}\n        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}\n    {%- elif 'tool_calls' in message %}\n        {%- if not message.tool_calls|length == 1 %}\n            {{- raise_exception(\"This model only supports single tool-calls at once!\") }}\n        {%- endif %}\n        {%- set tool_call = message.tool_calls[0].function %}\n        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}\n        {{- '{\"name\": \"' + tool_call.name + '\", ' }}\n        {{- '\"parameters\": ' }}\n        {{- tool_call.arguments | tojson }}\n        {{- \"}\" }}\n        {{- \"<|eot_id|>\" }}\n    {%- elif message.role == \"tool\" or message.role == \"ipython\" %}\n        {{- \"<|start_header_id|>ipython<|end_header_id|>\\n\\n\" }}\n        {%- if message.content is mapping or message.content is iterable %}\n            {{- message.content | tojson }}\n        {%- else %}\n            {{- message.content }}\n        {%- endif %}\n        {{- \"<|eot_id|>\" }}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}\n{%- endif %}\n",
+    "mistral": "{%- if messages[0][\"role\"] == \"system\" %}\n    {%- set system_message = messages[0][\"content\"] %}\n    {%- set loop_messages = messages[1:] %}\n{%- else %}\n    {%- set loop_messages = messages %}\n{%- endif %}\n{%- set user_messages = loop_messages | selectattr(\"role\", \"equalto\", \"user\") | list %}\n{%- set ns = namespace(index=0) %}\n{{- bos_token }}\n{%- for message in loop_messages %}\n    {%- if message[\"role\"] == \"user\" %}\n        {%- if tools is not none and (message == user_messages[-1]) %}\n            {{- \"[AVAILABLE_TOOLS] [\" }}\n            {%- for tool in tools %}\n                {%- set tool = tool.function %}\n                {{- '{\"type\": \"function\", \"function\": {' }}\n                {%- for key, val in tool.items() if key != \"return\" %}\n                    {%- if val is string %}\n                        {{- '\"' + key + '\": \"' + val + '\"' }}\n                    {%- else %}\n                        {{- '\"' + key + '\": ' + val|tojson }}\n                    {%- endif %}\n                    {%- if not loop.last %}\n                        {{- \", \" }}\n                    {%- endif %}\n                {%- endfor %}\n                {{- \"}}\" }}\n            {%- endfor %}\n            {{- \"] [/AVAILABLE_TOOLS]\" }}\n        {%- endif %}\n        {%- if loop.last and system_message is defined %}\n            {{- \"[INST] \" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}\n        {%- else %}\n            {{- \"[INST] \" + message[\"content\"] + \"[/INST]\" }}\n        {%- endif %}\n    {%- elif message.tool_calls is defined and message.tool_calls is not none %}\n        {{- \"[TOOL_CALLS] [\" }}\n        {%- for tool_call in message.tool_calls %}\n            {%- set out = tool_call.function|tojson %}\n            {{- out[:-1] }}\n            {{- ', \"id\": \"' + tool_call.id + '\"}' }}\n            {%- if not loop.last %}\n                {{- \", \" }}\n            {%- else %}\n                {{- \"]\" + eos_token }}\n            {%- endif %}\n        {%- endfor %}\n    {%- elif message[\"role\"] == \"assistant\" %}\n        {{- \" \" + message[\"content\"]|trim + eos_token}}\n    {%- elif message[\"role\"] == \"tool\" %}\n        {%- set content = message.content.content if message.content.content is defined else message.content %}\n        {{- '[TOOL_RESULTS] {\"content\": ' + content|string + \"}\" }}\n    {%- endif %}\n{%- endfor %}\n",
+    "gemma": "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}{%- if messages[0]['content'] is string -%}{%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}{%- else -%}{%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}{%- endif -%}{%- set loop_messages = messages[1:] -%}{%- else -%}{%- set first_user_prefix = \"\" -%}{%- set loop_messages = messages -%}{%- endif -%}{%- for message in loop_messages -%}{%- if (message['role'] == 'assistant') -%}{%- set role = \"model\" -%}{%- else -%}{%- set role = message['role'] -%}{%- endif -%}{{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else \"\") }}{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}{%- if item['type'] == 'image' -%}{{ '<start_of_image>' }}{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- else -%}{{ raise_exception(\"Invalid content type\") }}{%- endif -%}{{ '<end_of_turn>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{'<start_of_turn>model\n'}}{%- endif -%}\n",
+    "phi": "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'assistant' %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
+    "qwen": "{%- if tools %}\n    {{- '<|im_start|>system\\n' }}\n    {%- if messages[0].role == 'system' %}\n        {{- messages[0].content + '\\n\\n' }}\n    {%- endif %}\n    {{- \"# Tools\\n\\n<tools>\" }}\n    {%- for tool in tools %}\n        {{- \"\\n\" }}\n        {{- tool | tojson }}\n    {%- endfor %}\n    {{- \"\\n</tools><|im_end|>\\n\" }}\n{%- endif %}\n{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}\n{%- for message in messages[::-1] %}\n    {%- set index = (messages|length - 1) - loop.index0 %}\n    {%- if ns.multi_step_tool and message.role == \"user\" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}\n        {%- set ns.multi_step_tool = false %}\n        {%- set ns.last_query_index = index %}\n    {%- endif %}\n{%- endfor %}\n{%- for message in messages %}\n    {%- if (message.role == \"user\") or (message.role == \"system\" and not loop.first) %}\n        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n    {%- elif message.role == \"assistant\" %}\n        {%- set content = message.content %}\n        {%- set reasoning_content = '' %}\n        {%- if '</think>' in content %}\n            {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}\n            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}\n        {%- endif %}\n        {%- if loop.index0 > ns.last_query_index %}\n            {%- if loop.last or (not loop.last and reasoning_content) %}\n                {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}\n            {%- else %}\n                {{- '<|im_start|>' + message.role + '\\n' + content }}\n            {%- endif %}\n        {%- else %}\n            {{- '<|im_start|>' + message.role + '\\n' + content }}\n        {%- endif %}\n        {%- if message.tool_calls %}\n            {%- for tool_call in message.tool_calls %}\n                {%- if (loop.first and content) or (not loop.first) %}\n                    {{- '\\n' }}\n                {%- endif %}\n                {%- if tool_call.function %}\n                    {%- set tool_call = tool_call.function %}\n                {%- endif %}\n                {{- '<tool_call>\\n{\"name\": \"' }}\n                {{- tool_call.name }}\n                {{- '\", \"arguments\": ' }}\n                {%- if tool_call.arguments is string %}\n                    {{- tool_call.arguments }}\n                {%- else %}\n                    {{- tool_call.arguments | tojson }}\n                {%- endif %}\n                {{- '}\\n</tool_call>' }}\n            {%- endfor %}\n        {%- endif %}\n        {{- '<|im_end|>\\n' }}\n    {%- elif message.role == \"tool\" %}\n        {%- if loop.first or (messages[loop.index0 - 1].role != \"tool\") %}\n            {{- '<|im_start|>user' }}\n        {%- endif %}\n        {{- '\\n<tool_response>\\n' }}\n        {{- message.content }}\n        {{- '\\n</tool_response>' }}\n        {%- if loop.last or (messages[loop.index0 + 1].role != \"tool\") %}\n            {{- '<|im_end|>\\n' }}\n        {%- endif %}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking is defined and enable_thinking is false %}\n        {{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}\n{%- endif %}",
+}
+
+def random_expression(rng, depth):
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice(["n", "f", "t", "no", "s", "e", "u", "l", "d", "words", "empty", "nested", "messages", "zz", "1", "0", "-1", "2.5", "'a'", "' x '", "true", "none", "[]", "{}", "d.a", "l[0]", "messages[0]", "messages[-1].content", "messages|length"])
+    x = lambda: random_expression(rng, depth - 1)
+    return rng.choice([
+        lambda: "(%s %s %s)" % (x(), rng.choice("+ - * / // % ~ == != < > <= >= in and or".split() + ["not in"]), x()),
+        lambda: "(not %s)" % x(), lambda: "(-%s)" % x(), lambda: "(%s if %s else %s)" % (x(), x(), x()),
+        lambda: "%s[%s]" % (x() if False else "(%s)" % x(), x()), lambda: "(%s)[%s:%s]" % (x(), rng.choice(["", "1", "-1", "n"]), rng.choice(["", "2", "-1"])),
+        lambda: "(%s).%s" % (x(), rng.choice(["a", "b", "role", "content", "k"])),
+        lambda: "(%s)|%s" % (x(), rng.choice(["trim", "upper", "lower", "title", "capitalize", "length", "string", "list", "first", "last", "join", "join('-')", "tojson", "reverse|list", "sort", "unique|list", "int", "float", "abs", "default('q')", "default('q', true)", "sum", "min", "max", "map('string')|list", "map('upper')|join(',')", "select('string')|list", "reject('none')|list", "items|list", "replace('a', 'zz')", "indent", "dictsort"])),
+        lambda: "((%s) is %s%s)" % (x(), rng.choice(["", "not "]), rng.choice(["defined", "none", "string", "mapping", "iterable", "sequence", "number", "integer", "float", "boolean", "true", "false", "odd", "even", "lower", "upper", "in [1, 'a']", "eq 1", "gt 0", "divisibleby 2"])),
+        lambda: "(%s).%s" % (x(), rng.choice(["strip()", "upper()", "split()", "split('a')", "startswith('a')", "endswith('x')", "replace('a', 'b')", "lower()", "get('a')", "get('q', 1)", "items()|list", "keys()|list", "find('a')", "count('a')", "title()", "splitlines()"])),
+        lambda: "[%s, %s]" % (x(), x()), lambda: "{'k': %s, 'a': %s}" % (x(), x()), lambda: "(%s, %s)" % (x(), x()),
+    ])()
+
+
+def random_text(rng):
+    pieces = ["{% if t %}", "{%- if t -%}", "{% endif %}", "{%- endif %}", "{%+ if no %}", "{% else %}", "{% for i in l %}", "{% endfor -%}", "{{ n }}", "{{- n -}}", "{{ n -}}", "{# c #}", "{#- c -#}", "\n", "  ", "\n  ", "x", " y\n", "\t", "\r\n", "{% set q = n %}", "{{ q }}", "{% raw %}", "{% endraw %}", "{", "}", "%}", "-", "é"]
+    return "".join(rng.choice(pieces) for _ in range(rng.randrange(1, 14)))
+
+
+def main():
+    probe = sys.argv[1]
+    seed = int(os.environ.get("SOUP_TEST_SEED", "20260101"))
+    count = int(os.environ.get("SOUP_FUZZ_CASES", "4000"))
+    rng = random.Random(seed)
+    cases = ["{{ %s }}" % e.strip() for line in EXPRESSIONS.splitlines() for e in line.split("; ")]
+    cases += STATEMENTS
+    manners = list(MANNERS.values())
+    fixed = len(cases)
+    cases += ["{{ %s }}" % random_expression(rng, rng.randrange(1, 5)) for _ in range(count)]
+    cases += [random_text(rng) for _ in range(count)]
+    jobs = [(t, VARIABLES) for t in cases]
+    for t in manners:
+        for first in (0, 1):
+            for last in range(first + 1, len(MESSAGES) + 1):
+                for prompt in (False, True):
+                    for tools in (None, TOOLS):
+                        v = dict(VARIABLES, messages=MESSAGES[first:last], add_generation_prompt=prompt, tools=tools)
+                        jobs.append((t, v))
+    lines = "".join(json.dumps({"template": t, "variables": v}, ensure_ascii=True) + "\n" for t, v in jobs)
+    answers = subprocess.run([probe, "jinja"], input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(answers) == len(jobs), (len(answers), len(jobs))
+    env, bad, equal, both, refused = environment(), 0, 0, 0, 0
+    for i, ((t, v), answer) in enumerate(zip(jobs, answers)):
+        ours = json.loads(answer)
+        try:
+            theirs = env.from_string(t).render(**copy.deepcopy(v))  # `indent` adds to a list in place
+        except RecursionError:
+            theirs = None
+        except Exception as e:
+            theirs = None
+            why = "%s: %s" % (type(e).__name__, e)
+        if theirs is not None and ours.get("text") == theirs:
+            equal += 1
+        elif theirs is None and "error" in ours:
+            both += 1
+        elif "error" in ours and any(r in ours["error"] for r in KNOWN_REFUSALS):
+            refused += 1
+        else:
+            bad += 1
+            if bad <= int(os.environ.get("SOUP_SHOW", "10")):
+                print("DIFFERS (case %d, SOUP_TEST_SEED=%d): %r\n  jinja2: %s\n  ours:   %r" % (i, seed, t[:400], repr(theirs)[:600] if theirs is not None else "raises " + why, str(ours)[:600]))
+    print("%d equal, %d refused by both, %d refused here only, %d differ; %d fixed cases, seed %d" % (equal, both, refused, bad, fixed, seed))
+    sys.exit(1 if bad else 0)
+
+
+# Refusals that jinja2 does not make; each is named in the message.
+KNOWN_REFUSALS = ["is not supported", "is a method of", "a slice cannot take", "beyond 64 bits", "a raw block without its end"]
+
+if __name__ == "__main__":
+    main()
