@@ -116,7 +116,7 @@ std::string HumanSize(double bytes) {
     ++i;
   }
   if (i == 0) return absl::StrFormat("%.0f B", bytes);
-  return absl::StrFormat(std::fabs(bytes) < 100 ? "%.1f %s" : "%.0f %s", bytes, kNames[i]);
+  return absl::StrFormat("%.*f %s", std::fabs(bytes) < 100 ? 1 : 0, bytes, kNames[i]);
 }
 
 std::string HumanDuration(double seconds) {

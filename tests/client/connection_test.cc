@@ -38,7 +38,7 @@ class ConnectionTest : public ::testing::Test {
   }
   std::string path_() { return *ContextsPath(); }
 
-  TempFolder folder_;
+  TempDir folder_;
 };
 
 TEST_F(ConnectionTest, FlagsGoBeforeEnvironmentBeforeContextBeforeDefault) {
@@ -58,7 +58,7 @@ TEST_F(ConnectionTest, FlagsGoBeforeEnvironmentBeforeContextBeforeDefault) {
   EXPECT_EQ(c->token_from, "SOUP_TOKEN");
   EXPECT_EQ(c->ca_path, "/env.pem");
 
-  WriteFile(folder_ / "token", "flag-token\n");
+  WriteWhole(folder_ / "token", "flag-token\n");
   c = ResolveConnection({.token_file = folder_ / "token", .ca = "/flag.pem", .server_name = "x"});
   EXPECT_EQ(c->token, "flag-token");
   EXPECT_EQ(c->ca_path, "/flag.pem");
@@ -111,14 +111,14 @@ TEST_F(ConnectionTest, MalformedEndpointsAndTokensAreRefused) {
       HasSubstr("longer than the 107 bytes"));
   EXPECT_THAT(std::string(ResolveConnection({.context = "none"}).status().message()),
               HasSubstr("there is no context \"none\""));
-  WriteFile(folder_ / "two", "a b\n");
+  WriteWhole(folder_ / "two", "a b\n");
   EXPECT_EQ(ExitCodeOf(ResolveConnection({.token_file = folder_ / "two"}).status()),
             ExitCode::kUsage);
   EXPECT_EQ(ExitCodeOf(ResolveConnection({.token_file = folder_ / "absent"}).status()),
             ExitCode::kAuth);
   EXPECT_EQ(ExitCodeOf(ResolveConnection({.endpoint = "unix:/s", .ca = "/x"}).status()),
             ExitCode::kUsage);
-  WriteFile(folder_ / "no.pem", "not a certificate");
+  WriteWhole(folder_ / "no.pem", "not a certificate");
   EXPECT_EQ(ExitCodeOf(MakeChannel(*ResolveConnection({.ca = folder_ / "no.pem"})).status()),
             ExitCode::kUsage);
 }
@@ -149,10 +149,10 @@ TEST_F(ConnectionTest, ContextsRoundTripAndRefuseWhatTheyDoNotKnow) {
   const std::string other = folder_ / "other.yaml";
   for (const char* bad : {"contexts: [{name: a, endpoint: b, tokn: c}]", "contexts: [{name: a}]",
                           "x: 1", "contexts: {", "[]", "contexts: [1]"}) {
-    WriteFile(other, bad);
+    WriteWhole(other, bad);
     EXPECT_EQ(ExitCodeOf(LoadContexts(other).status()), ExitCode::kUsage) << bad;
   }
-  WriteFile(other, "");
+  WriteWhole(other, "");
   EXPECT_TRUE(LoadContexts(other).ok());
   EXPECT_TRUE(LoadContexts(folder_ / "absent")->all.empty());
 }

@@ -1,7 +1,7 @@
 #include "client/job_file.h"
 
-#include <fstream>
-#include <random>
+#include <map>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +12,8 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "tests/support/seeded_rng.h"
+#include "tests/support/whole_file.h"
 
 namespace soup::client {
 namespace {
@@ -255,7 +257,7 @@ TEST(JobFileTest, DuplicateKeysAndSecondDocumentsAreRefused) {
 TEST(JobFileTest, BrokenYamlNamesTheLine) {
   EXPECT_THAT(Refused("name: x\nbase: {path: /m\ndata: [\n"), HasSubstr("not valid YAML"));
   EXPECT_THAT(Refused("name: x\nlora:\n  r: 8\n bad\n"),
-              testing::MatchesRegex("job\\.yaml:[345]:[0-9]+: not valid YAML: .*"));
+              ::testing::MatchesRegex("job\\.yaml:[345]:[0-9]+: not valid YAML: .*"));
   EXPECT_THAT(Refused(""), HasSubstr("is empty"));
   EXPECT_THAT(Refused("- a\n- b\n"), HasSubstr("found a list"));
   EXPECT_THAT(Refused("just words"), HasSubstr("a job file is a group of keys"));
@@ -321,38 +323,41 @@ TEST(JobFileTest, ByteOrderMarkAndCarriageReturnsAreRead) {
 }
 
 // A spec with every key at random, as YAML that means it.
-soup::v1::JobSpec RandomSpec(std::mt19937_64& rng) {
-  const auto pick = [&](std::vector<std::string> v) { return v[rng() % v.size()]; };
-  const auto real = [&] { return std::ldexp(static_cast<double>(rng() >> 11), -53); };
+soup::v1::JobSpec RandomSpec(testing::SeededRng& rng) {
+  const auto pick = [&](std::vector<std::string> v) {
+    return v[static_cast<size_t>(rng.Int(0, static_cast<int64_t>(v.size()) - 1))];
+  };
+  const auto real = [&] { return rng.Real(0, 1); };
+  const auto coin = [&] { return rng.Chance(0.5); };
   soup::v1::JobSpec s;
   s.set_name(pick({"a", "123", "0x1F", "true", "null", "with: colon", "häßlich ☃", "\"q\"", "- x",
                    "#c", "tab\there", "~", "1e5", " lead", "@at"}));
   s.mutable_base()->set_path(pick({"/models/m", "/models/with space", "/m/ü#x"}));
   s.mutable_base()->set_format(pick({"bf16", "nf4"}));
-  s.mutable_base()->set_double_quant(s.base().format() == "nf4" && rng() % 2);
+  s.mutable_base()->set_double_quant(s.base().format() == "nf4" && coin());
   auto* d = s.mutable_data();
   d->mutable_train()->set_name(pick({"t.jsonl", "../x/t.jsonl", "0.5", "/abs/t", "sp ace.jsonl"}));
   d->set_format(pick({"auto", "text"}));
-  d->set_max_length(2 + static_cast<int>(rng() % 4096));
-  d->set_packing(rng() % 2);
+  d->set_max_length(static_cast<int>(rng.Int(2, 4097)));
+  d->set_packing(coin());
   d->set_train_on(pick({"responses", "all"}));
-  if (rng() % 2) {
+  if (coin()) {
     d->set_validation_fraction(real() / 2);
   } else {
     d->mutable_validation_file()->set_name(pick({"v.jsonl", "0.25", "1e-3", "nan", "inf"}));
   }
   auto* l = s.mutable_lora();
-  l->set_r(1 + static_cast<int>(rng() % 256));
+  l->set_r(static_cast<int>(rng.Int(1, 256)));
   l->set_alpha(real() * 64 + 1e-3);
   l->set_dropout(real() * 0.99);
-  if (rng() % 2) {
+  if (coin()) {
     l->add_targets("all-linear");
   } else {
     l->add_targets("q_proj");
     l->add_targets(pick({"down_proj", "1", "x y"}));
   }
-  l->set_rslora(rng() % 2);
-  if (rng() % 2) {
+  l->set_rslora(coin());
+  if (coin()) {
     const std::string folder = pick({"old", "../a b", ".", "/abs/old"});
     l->mutable_init_adapter()->set_name(folder + "/adapter_model.safetensors");
     l->mutable_init_adapter_config()->set_name(folder + "/adapter_config.json");
@@ -360,41 +365,39 @@ soup::v1::JobSpec RandomSpec(std::mt19937_64& rng) {
   auto* t = s.mutable_training();
   t->set_task(pick({"sft", "dpo"}));
   t->set_epochs(real() * 10 + 1e-6);
-  t->set_batch_size(1 + static_cast<int>(rng() % 1000));
+  t->set_batch_size(static_cast<int>(rng.Int(1, 1000)));
   t->set_learning_rate(real() * 1e-3 + 1e-12);
   t->set_scheduler(pick({"constant", "linear", "cosine"}));
   t->set_warmup_ratio(real());
   t->set_weight_decay(real());
   t->set_max_grad_norm(real() * 100);
-  t->set_seed(rng());
-  t->set_save_every(static_cast<int>(rng() % 1000));
-  t->set_keep_last(1 + static_cast<int>(rng() % 10));
-  t->set_max_steps(static_cast<int64_t>(rng() >> 24));
+  t->set_seed(static_cast<uint64_t>(rng.Int(INT64_MIN, INT64_MAX)));
+  t->set_save_every(static_cast<int>(rng.Int(0, 999)));
+  t->set_keep_last(static_cast<int>(rng.Int(1, 10)));
+  t->set_max_steps(rng.Int(0, int64_t{1} << 40));
   t->set_adam_beta1(real() * 0.99);
   t->set_adam_beta2(real() * 0.99);
   t->set_adam_epsilon(real() * 1e-7 + 1e-12);
   auto* r = s.mutable_resources();
-  r->set_vram_bytes(static_cast<int64_t>(rng() % 3 ? rng() >> 20 : 0));
+  r->set_vram_bytes(coin() ? rng.Int(0, int64_t{1} << 44) : 0);
   r->set_priority(pick({"low", "normal", "high"}));
-  r->set_time_limit_seconds(static_cast<int64_t>(rng() % 3 ? rng() % 1000000 : 0));
-  if (rng() % 2) s.set_output(pick({"/o/out", "/o/o u t", "/o/é"}));
+  r->set_time_limit_seconds(coin() ? rng.Int(0, 1000000) : 0);
+  if (coin()) s.set_output(pick({"/o/out", "/o/o u t", "/o/é"}));
   return s;
 }
 
 TEST(JobFileTest, RenderedAndParsedAgainIsTheSameSpec) {
-  const uint64_t seed = std::random_device()();
-  std::mt19937_64 rng(seed);
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
   for (int i = 0; i < 300; ++i) {
     const soup::v1::JobSpec spec = RandomSpec(rng);
     const std::string text = RenderJobFile(spec);
     const auto again = Parse(text);
-    ASSERT_TRUE(again.ok()) << "seed " << seed << "\n" << again.status() << "\n" << text;
+    ASSERT_TRUE(again.ok()) << again.status() << "\n" << text;
     std::string difference;
     google::protobuf::util::MessageDifferencer differencer;
     differencer.ReportDifferencesToString(&difference);
-    EXPECT_TRUE(differencer.Compare(spec, again->spec)) << "seed " << seed << "\n"
-                                                        << difference << "\n"
-                                                        << text;
+    EXPECT_TRUE(differencer.Compare(spec, again->spec)) << difference << "\n" << text;
   }
 }
 
@@ -419,8 +422,7 @@ TEST(UnitsTest, SizesAndDurations) {
 }
 
 TEST(JobSchemaTest, DocumentationHasEveryKeyWithItsTypeAndDefault) {
-  std::ifstream in(absl::StrCat(SOUP_SOURCE_DIR, "/docs/JOB_FILE.md"));
-  const std::string docs((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string docs = testing::ReadWhole(absl::StrCat(SOUP_SOURCE_DIR, "/docs/JOB_FILE.md"));
   ASSERT_FALSE(docs.empty());
   for (const JobKey& key : JobKeys()) {
     const std::string value = key.required ? "required"

@@ -40,9 +40,9 @@ class SoupctlTest : public ::testing::Test {
                             {"TZ", "UTC"},
                             {"SOUP_ENDPOINT", "unix:" + (folder_ / "s")}};
     options_.folder = folder_.path();
-    WriteFile(folder_ / "train.jsonl", "{\"text\": \"hello\"}\n");
-    WriteFile(folder_ / "job.yaml",
-              "name: notes\nbase: {path: /models/m}\ndata: {train: train.jsonl}\noutput: out\n");
+    WriteWhole(folder_ / "train.jsonl", "{\"text\": \"hello\"}\n");
+    WriteWhole(folder_ / "job.yaml",
+               "name: notes\nbase: {path: /models/m}\ndata: {train: train.jsonl}\noutput: out\n");
   }
 
   void Serve() { soup_.ServeUnix(folder_ / "s"); }
@@ -67,7 +67,7 @@ class SoupctlTest : public ::testing::Test {
     soup_.AddArtifact(id, "adapter_config.json", "{}");
   }
 
-  TempFolder folder_;
+  TempDir folder_;
   FakeSoup soup_;
   Subprocess::Options options_;
 };
@@ -97,7 +97,7 @@ TEST_F(SoupctlTest, UsageErrorsAreTwoAndSpeakOnStderrOnly) {
   AddDoneJob("x");
   for (const auto& arguments : wrong) {
     const Ended e = Run(arguments);
-    EXPECT_EQ(e.code, 2) << testing::PrintToString(arguments) << e.err;
+    EXPECT_EQ(e.code, 2) << ::testing::PrintToString(arguments) << e.err;
     EXPECT_THAT(e.out, IsEmpty());
     EXPECT_THAT(e.err, StartsWith("soupctl: "));
   }
@@ -123,13 +123,13 @@ TEST_F(SoupctlTest, HelpAndVersionGoToStdout) {
 
 TEST_F(SoupctlTest, JobFileErrorsNameThePlaceAndSendNothing) {
   Serve();
-  WriteFile(folder_ / "bad.yaml",
-            "base: {path: /m}\ndata: {train: train.jsonl}\ntraining:\n  lerning_rate: 1\n");
+  WriteWhole(folder_ / "bad.yaml",
+             "base: {path: /m}\ndata: {train: train.jsonl}\ntraining:\n  lerning_rate: 1\n");
   const Ended e = Run({"submit", "bad.yaml"});
   EXPECT_EQ(e.code, 2);
   EXPECT_THAT(e.err, HasSubstr("bad.yaml:4:3: unknown key \"lerning_rate\" in \"training\"; did "
                                "you mean \"learning_rate\"?"));
-  WriteFile(folder_ / "nofile.yaml", "base: {path: /m}\ndata: {train: absent.jsonl}\n");
+  WriteWhole(folder_ / "nofile.yaml", "base: {path: /m}\ndata: {train: absent.jsonl}\n");
   EXPECT_THAT(Run({"submit", "nofile.yaml"}).err,
               HasSubstr("nofile.yaml:2:15: data.train: " + (folder_ / "absent.jsonl")));
   EXPECT_EQ(soup_.seen().uploads, 0);
@@ -192,7 +192,7 @@ TEST_F(SoupctlTest, SubmitWaitFillsTheOutput) {
   EXPECT_EQ(process->Wait(), 0) << process->err();
   EXPECT_EQ(process->out(), "job-1\n");
   EXPECT_THAT(process->err(), HasSubstr("adapter in " + (folder_ / "out")));
-  EXPECT_EQ(ReadFile(folder_ / "out/adapter_model.safetensors"), "weights");
+  EXPECT_EQ(ReadWhole(folder_ / "out/adapter_model.safetensors"), "weights");
 }
 
 // ---- watch and wait ----
@@ -209,7 +209,7 @@ TEST_F(SoupctlTest, WatchPrintsALineAStepOnStdoutAndStatesOnStderr) {
   EXPECT_THAT(lines[1], HasSubstr("500 tok/s  stall 5.0%"));
   EXPECT_THAT(e.err, HasSubstr("RUNNING: on the CPU\n"));
   EXPECT_THAT(e.err, HasSubstr("SUCCEEDED\n"));
-  EXPECT_EQ(ReadFile(folder_ / "out/adapter_config.json"), "{}");
+  EXPECT_EQ(ReadWhole(folder_ / "out/adapter_config.json"), "{}");
   const Ended third = Run({"watch", "j1", "--every", "2", "--no-fetch", "--after-step", "1"});
   EXPECT_THAT(third.out, MatchesRegex("step 2[^\n]*\nstep 4[^\n]*\n"));
 }
@@ -312,9 +312,9 @@ TEST_F(SoupctlTest, FetchPutsTheAdapterWhereAsked) {
   Serve();
   AddDoneJob("j1", folder_ / "own");
   EXPECT_EQ(Run({"fetch", "notes"}).code, 0) << "by name";
-  EXPECT_EQ(ReadFile(folder_ / "own/adapter_model.safetensors"), "weights");
+  EXPECT_EQ(ReadWhole(folder_ / "own/adapter_model.safetensors"), "weights");
   EXPECT_EQ(Run({"fetch", "j1", "--output", "here/deep"}).code, 0);
-  EXPECT_EQ(ReadFile(folder_ / "here/deep/adapter_model.safetensors"), "weights");
+  EXPECT_EQ(ReadWhole(folder_ / "here/deep/adapter_model.safetensors"), "weights");
   EXPECT_THAT(Run({"fetch", "j1"}).err, HasSubstr("adapter already in"));
   AddDoneJob("j2");
   EXPECT_EQ(Run({"fetch", "j2"}).code, 2) << "no output, none given";
@@ -366,7 +366,7 @@ TEST_F(SoupctlTest, AJobFileComesBackAndIsAcceptedAgain) {
   ASSERT_EQ(Run({"submit", "job.yaml"}).code, 0);
   const Ended e = Run({"get", "job-1", "--job-file"});
   EXPECT_EQ(e.code, 0);
-  WriteFile(folder_ / "again.yaml", e.out);
+  WriteWhole(folder_ / "again.yaml", e.out);
   ASSERT_EQ(Run({"submit", "again.yaml"}).code, 0);
   EXPECT_EQ(soup_.GetJob("job-1").spec().SerializeAsString(),
             soup_.GetJob("job-2").spec().SerializeAsString());
@@ -487,7 +487,7 @@ TEST_F(SoupctlTest, CompletionScriptsKnowEveryVerb) {
                    " echo \"${COMPREPLY[*]}\"; }\n"
                    "t soupctl ca\nt soupctl cache ''\nt soupctl cache prefetch --f\n"
                    "t soupctl --quiet watch --aft\nt soupctl completion --end\n");
-  WriteFile(folder_ / "t.sh", script);
+  WriteWhole(folder_ / "t.sh", script);
   Subprocess shell({"/bin/bash", folder_ / "t.sh"}, options_);
   EXPECT_EQ(shell.Wait(), 0) << shell.err();
   EXPECT_EQ(
@@ -497,7 +497,7 @@ TEST_F(SoupctlTest, CompletionScriptsKnowEveryVerb) {
   Serve();
   soup_.AddJob("job-x", "notes", soup::v1::RUNNING);
   options_.environment["PATH"] = absl::StrCat(SOUP_BINARY_DIR, "/bin:/usr/bin:/bin");
-  WriteFile(
+  WriteWhole(
       folder_ / "t.sh",
       bash.out + "COMP_WORDS=(soupctl watch j); COMP_CWORD=2; _soupctl; echo ${COMPREPLY[*]}");
   Subprocess jobs({"/bin/bash", folder_ / "t.sh"}, options_);
@@ -512,12 +512,12 @@ TEST_F(SoupctlTest, CompletionScriptsKnowEveryVerb) {
 
 TEST_F(SoupctlTest, OverTlsNothingWorksWithoutTheToken) {
   const TlsFiles tls = MakeTlsFiles(folder_.path());
-  const int port = soup_.ServeTls(ReadFile(tls.certificate), ReadFile(tls.key), "secret-token");
+  const int port = soup_.ServeTls(ReadWhole(tls.certificate), ReadWhole(tls.key), "secret-token");
   options_.environment.erase("SOUP_ENDPOINT");
   const std::string endpoint = absl::StrCat("localhost:", port);
   AddDoneJob("j1");
-  WriteFile(folder_ / "token", "secret-token\n");
-  WriteFile(folder_ / "wrong", "another\n");
+  WriteWhole(folder_ / "token", "secret-token\n");
+  WriteWhole(folder_ / "wrong", "another\n");
 
   const std::vector<std::vector<std::string>> verbs = {{"list"},
                                                        {"get", "j1"},
@@ -554,7 +554,7 @@ TEST_F(SoupctlTest, OverTlsNothingWorksWithoutTheToken) {
   EXPECT_EQ(soup_.seen().authorization, "Bearer secret-token");
   EXPECT_EQ(Run({"submit", "job.yaml"}).code, 0);
   EXPECT_EQ(Run({"fetch", "j1", "--output", "far"}).code, 0);
-  EXPECT_EQ(ReadFile(folder_ / "far/adapter_model.safetensors"), "weights");
+  EXPECT_EQ(ReadWhole(folder_ / "far/adapter_model.safetensors"), "weights");
 
   e = Run({"list", "--ca", tls.other_ca});
   EXPECT_EQ(e.code, 8) << "a certificate of another CA";
@@ -569,7 +569,7 @@ TEST_F(SoupctlTest, ContextVerbs) {
   EXPECT_EQ(Run({"context", "add", "a", "--endpoint", "a.example:1", "--token", "-"}).code, 0);
   EXPECT_EQ(Run({"context", "add", "b", "--endpoint", "unix:/b", "--use"}).code, 0);
   const std::string path = folder_ / ".config/soupctl/contexts.yaml";
-  EXPECT_THAT(ReadFile(path), HasSubstr("typed-token"));
+  EXPECT_THAT(ReadWhole(path), HasSubstr("typed-token"));
   struct stat st;
   ASSERT_EQ(stat(path.c_str(), &st), 0);
   EXPECT_EQ(st.st_mode & 0777, 0600u);

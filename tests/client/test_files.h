@@ -1,29 +1,19 @@
-// Temporary folders, whole files, and TLS certificates for tests of the client.
+// Files of tests of the client: names, random bytes, TLS certificates; and what tests/support has.
 #ifndef SOUP_TESTS_CLIENT_TEST_FILES_H_
 #define SOUP_TESTS_CLIENT_TEST_FILES_H_
 
 #include <string>
 #include <vector>
 
+#include "tests/support/temp_dir.h"
+#include "tests/support/whole_file.h"
+
 namespace soup::client {
 
-// A folder of its own under TMPDIR, removed at the end. Its path is short enough for a unix socket.
-class TempFolder {
- public:
-  TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  ~TempFolder();
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+using testing::ReadWhole;
+using testing::TempDir;
+using testing::WriteWhole;
 
- private:
-  std::string path_;
-};
-
-void WriteFile(const std::string& path, const std::string& data);
-// Empty when there is none.
-std::string ReadFile(const std::string& path);
 // Names in a folder, sorted; those that begin with a dot, too.
 std::vector<std::string> Names(const std::string& folder);
 // `size` bytes that do not repeat, the same for the same seed.

@@ -30,7 +30,7 @@ class TransferTest : public ::testing::Test {
   }
 
   JobFile JobWith(const std::string& data) {
-    WriteFile(folder_ / "train.jsonl", data);
+    WriteWhole(folder_ / "train.jsonl", data);
     JobFile job;
     job.spec.mutable_data()->mutable_train()->set_name("train.jsonl");
     job.files.push_back(
@@ -42,7 +42,7 @@ class TransferTest : public ::testing::Test {
     return FetchAdapter(api_.get(), "j1", folder, [](const std::string&, int64_t, int64_t) {});
   }
 
-  TempFolder folder_;
+  TempDir folder_;
   FakeSoup soup_;
   std::unique_ptr<Api> api_;
 };
@@ -175,8 +175,8 @@ TEST_F(TransferTest, FetchFillsTheFolderWithWholeFiles) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->files, 2);
   EXPECT_EQ(result->downloaded, 50'002);
-  EXPECT_EQ(ReadFile(out + "/adapter_model.safetensors"), weights);
-  EXPECT_EQ(ReadFile(out + "/adapter_config.json"), "{}");
+  EXPECT_EQ(ReadWhole(out + "/adapter_model.safetensors"), weights);
+  EXPECT_EQ(ReadWhole(out + "/adapter_config.json"), "{}");
   EXPECT_THAT(Names(out), ElementsAre("adapter_config.json", "adapter_model.safetensors"));
   result = Fetch(out);
   ASSERT_TRUE(result.ok()) << result.status();
@@ -191,7 +191,7 @@ TEST_F(TransferTest, ABrokenFetchGoesOnWhereItStopped) {
   const auto result = Fetch(folder_ / "out");
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_THAT(soup_.seen().fetch_offsets, ElementsAre(0, 20'000));
-  EXPECT_EQ(ReadFile(folder_ / "out/adapter_model.safetensors"), weights);
+  EXPECT_EQ(ReadWhole(folder_ / "out/adapter_model.safetensors"), weights);
 }
 
 TEST_F(TransferTest, BytesWithAnotherHashLeaveNothing) {
@@ -221,15 +221,15 @@ TEST_F(TransferTest, AnotherAdapterIsReplacedAndOtherFilesStay) {
   soup_.AddArtifact("j1", "adapter_config.json", "new config");
   const std::string out = folder_ / "out";
   ASSERT_EQ(mkdir(out.c_str(), 0755), 0);
-  WriteFile(out + "/adapter_model.safetensors", "old weights");
-  WriteFile(out + "/adapter_config.json", "old config");
-  WriteFile(out + "/README.md", "mine");
-  WriteFile(out + "/.soupctl-x.abc.partial", "left by a run that was killed");
+  WriteWhole(out + "/adapter_model.safetensors", "old weights");
+  WriteWhole(out + "/adapter_config.json", "old config");
+  WriteWhole(out + "/README.md", "mine");
+  WriteWhole(out + "/.soupctl-x.abc.partial", "left by a run that was killed");
   const auto result = Fetch(out);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_TRUE(result->replaced);
-  EXPECT_EQ(ReadFile(out + "/adapter_model.safetensors"), "new weights");
-  EXPECT_EQ(ReadFile(out + "/adapter_config.json"), "new config");
+  EXPECT_EQ(ReadWhole(out + "/adapter_model.safetensors"), "new weights");
+  EXPECT_EQ(ReadWhole(out + "/adapter_config.json"), "new config");
   EXPECT_THAT(Names(out),
               ElementsAre("README.md", "adapter_config.json", "adapter_model.safetensors"));
 }
@@ -241,11 +241,11 @@ TEST_F(TransferTest, AFailedFetchLeavesTheOldAdapter) {
   soup_.WithFaults([](auto& f) { f.corrupt_fetch = true; });
   const std::string out = folder_ / "out";
   ASSERT_EQ(mkdir(out.c_str(), 0755), 0);
-  WriteFile(out + "/adapter_model.safetensors", "old weights");
-  WriteFile(out + "/adapter_config.json", "old config");
+  WriteWhole(out + "/adapter_model.safetensors", "old weights");
+  WriteWhole(out + "/adapter_config.json", "old config");
   EXPECT_FALSE(Fetch(out).ok());
-  EXPECT_EQ(ReadFile(out + "/adapter_model.safetensors"), "old weights");
-  EXPECT_EQ(ReadFile(out + "/adapter_config.json"), "old config");
+  EXPECT_EQ(ReadWhole(out + "/adapter_model.safetensors"), "old weights");
+  EXPECT_EQ(ReadWhole(out + "/adapter_config.json"), "old config");
   EXPECT_EQ(Names(out).size(), 2u);
 }
 
@@ -260,11 +260,11 @@ TEST_F(TransferTest, ANameThatLeavesTheFolderIsRefused) {
 }
 
 TEST(OutputFolderTest, WhatCannotBeWrittenIsSaidWithThePartInTheWay) {
-  TempFolder folder;
+  TempDir folder;
   EXPECT_TRUE(CheckOutputFolder(folder.path()).ok());
   EXPECT_TRUE(CheckOutputFolder(folder / "a/b/c").ok());
   EXPECT_THAT(Names(folder.path()), IsEmpty()) << "the probe is taken back";
-  WriteFile(folder / "file", "x");
+  WriteWhole(folder / "file", "x");
   EXPECT_THAT(std::string(CheckOutputFolder(folder / "file").message()),
               HasSubstr("Not a directory"));
   EXPECT_THAT(std::string(CheckOutputFolder(folder / "file/sub").message()),

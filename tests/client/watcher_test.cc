@@ -45,7 +45,7 @@ class WatcherTest : public ::testing::Test {
     for (int step = 1; step <= 4; ++step) soup_.AddStep("j1", step, 2.0 / step);
   }
 
-  TempFolder folder_;
+  TempDir folder_;
   FakeSoup soup_;
   std::unique_ptr<Api> api_;
   Recorder recorder_;
