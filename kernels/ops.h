@@ -90,16 +90,18 @@ struct AttentionForwardArgs {
   const void* q;  // act [T, Hq * D]
   const void* k;  // act [T, Hkv * D]
   const void* v;
-  int64_t row_stride;         // of q, k, v
-  void* out;                  // act [T, Hq * D], contiguous
-  float* lse;                 // [T, Hq] natural-log sum of exponentials of the scaled scores
+  int64_t row_stride;  // of q, k, v
+  void* out;           // act [T, Hq * D], contiguous
+  // Natural-log sum of exponentials of the scaled scores: [T, Hq] on the CPU, [Hq, T] on CUDA. Only
+  // the backward reads it, so a backend keeps the order that suits it.
+  float* lse;
   const int32_t* cu_seqlens;  // [S + 1], host memory on the CPU
   int64_t S, T, Hq, Hkv, D;
   float scale;
 };
 // Backward of the above; probabilities are recomputed from lse (Dao et al., arXiv 2205.14135). dq,
-// dk, dv are written whole (tail rows: 0) with `grad_row_stride`. delta: scratch fp32 [T, Hq], row
-// sums of dout * out.
+// dk, dv are written whole (tail rows: 0) with `grad_row_stride`. delta: scratch fp32 [T * Hq],
+// row sums of dout * out.
 struct AttentionBackwardArgs {
   const void* q;
   const void* k;

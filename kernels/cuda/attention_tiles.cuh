@@ -223,6 +223,7 @@ __device__ __forceinline__ void StoreRows(const float (&c)[M][D / 8][4],
                                           const float (&factor)[M][2], uint32_t tile, bf16* to,
                                           int stride, int valid, int lane) {
   constexpr int kRowBytes = TileShape<D>::kRowBytes, kChunks = TileShape<D>::kChunks;
+  __syncwarp();  // every lane is done reading the rows it stages in
   const int swizzle = (lane >> 2) & 7;
 #pragma unroll
   for (int m = 0; m < M; ++m)
