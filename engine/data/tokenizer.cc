@@ -65,8 +65,9 @@ absl::StatusOr<AddedToken> ReadAddedToken(const JsonNode& node) {
 struct Tokenizer::Rep {
   std::deque<AddedToken> added;  // addresses are stable: matchers point here
   absl::flat_hash_map<std::string, const AddedToken*> added_by_content;
-  AddedTokenMatcher raw;         // looked for before normalising
-  AddedTokenMatcher normalized;  // and after
+  std::vector<std::string> added_text;  // by place in `added`: as it is looked for and decoded
+  AddedTokenMatcher raw;                // looked for before normalising
+  AddedTokenMatcher normalized;         // and after
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   BpeModel model;
@@ -107,12 +108,11 @@ absl::Status Tokenizer::Rep::ReadAddedTokens(const JsonNode& node) {
     added.push_back(std::move(token));
     const AddedToken& kept = added.back();
     added_by_content.emplace(kept.content, &kept);
+    added_text.push_back(kept.content);
     if (kept.normalized) {
-      SOUP_ASSIGN_OR_RETURN(const std::string pattern, normalizer.Apply(kept.content));
-      normalized.Add(&kept, pattern);
-    } else {
-      raw.Add(&kept, kept.content);
+      SOUP_ASSIGN_OR_RETURN(added_text.back(), normalizer.Apply(kept.content));
     }
+    (kept.normalized ? normalized : raw).Add(&kept, added_text.back());
   }
   return absl::OkStatus();
 }
@@ -136,7 +136,7 @@ absl::Status Tokenizer::Rep::FillSpellings(const JsonNode& root) {
     if (spelling[id]) return root.Error(absl::StrCat("/model/vocab gives id ", id, " twice"));
     spelling[id] = decoded(token);
   }
-  for (const AddedToken& token : added) spelling[token.id] = decoded(token.content);
+  for (size_t i = 0; i < added.size(); ++i) spelling[added[i].id] = decoded(added_text[i]);
   return absl::OkStatus();
 }
 

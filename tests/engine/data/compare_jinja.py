@@ -135,7 +135,7 @@ def main():
                         v = dict(VARIABLES, messages=MESSAGES[first:last], add_generation_prompt=prompt, tools=tools)
                         jobs.append((t, v))
     lines = "".join(json.dumps({"template": t, "variables": v}, ensure_ascii=True) + "\n" for t, v in jobs)
-    answers = subprocess.run([probe, "jinja"], input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
+    answers = subprocess.run([probe, "jinja"], input=lines, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
     assert len(answers) == len(jobs), (len(answers), len(jobs))
     env, bad, equal, both, refused = environment(), 0, 0, 0, 0
     for i, ((t, v), answer) in enumerate(zip(jobs, answers)):

@@ -1,0 +1,132 @@
+"""compare_tokenizers.py PROBE DIR: encodes and decodes random and real strings with PyPI's tokenizers and with
+engine/data, for every tokenizer.json of DIR and for variations of its components, and compares.
+Exit 77 (skipped) when tokenizers is not there. Prints the seed."""
+import glob, json, os, random, subprocess, sys, tempfile, unicodedata
+
+try:
+    import tokenizers
+except ImportError:
+    print("skipped: Python has no tokenizers")
+    sys.exit(77)
+
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+O200K = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+DEEPSEEK = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def split(pattern, behavior="Isolated", invert=False):
+    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}
+
+
+def sequence(*parts):
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+def added(i, content, **flags):
+    return dict({"id": i, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}, **flags)
+
+
+def variations(base):
+    yield "itself", base
+    pre = {
+        "smollm": sequence({"type": "Digits", "individual_digits": True}, dict(BYTE_LEVEL, use_regex=True)),
+        "digits": sequence({"type": "Digits", "individual_digits": False}, dict(BYTE_LEVEL, use_regex=True)),
+        "llama3": sequence(split({"Regex": LLAMA3}), BYTE_LEVEL), "o200k": sequence(split({"Regex": O200K}), BYTE_LEVEL),
+        "deepseek": sequence(split({"Regex": r"\p{N}{1,3}"}), split({"Regex": r"[一-龥぀-ゟ゠-ヿ]+"}), split({"Regex": DEEPSEEK}), BYTE_LEVEL),
+        "prefix": dict(BYTE_LEVEL, add_prefix_space=True, use_regex=True), "plain": BYTE_LEVEL,
+        "removed": sequence(split({"String": " "}, "Removed"), BYTE_LEVEL), "previous": sequence(split({"Regex": r"\s+"}, "MergedWithPrevious"), BYTE_LEVEL),
+        "next": sequence(split({"Regex": r"\s"}, "MergedWithNext"), BYTE_LEVEL), "contiguous": sequence(split({"Regex": r"\p{P}"}, "Contiguous"), BYTE_LEVEL),
+        "invert": sequence(split({"Regex": r"\p{L}+"}, "Removed", True), BYTE_LEVEL), "nested": sequence(sequence(split({"String": "a"})), sequence(BYTE_LEVEL)),
+    }
+    for name, value in pre.items():
+        yield name, dict(base, pre_tokenizer=value)
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        yield form, dict(base, normalizer={"type": "Sequence", "normalizers": [{"type": form}]})
+    model = base["model"]
+    yield "ignore_merges", dict(base, model=dict(model, ignore_merges=True))
+    yield "string merges", dict(base, model=dict(model, merges=[m if isinstance(m, str) else " ".join(m) for m in model["merges"]]))
+    free = 1 + max(list(model["vocab"].values()) + [t["id"] for t in base["added_tokens"]])
+    tokens = [added(free, "<|sep|>", lstrip=True, rstrip=True), added(free + 1, "yo", single_word=True), added(free + 2, "<|a|>"), added(free + 3, "<|a|>b"),
+              added(free + 4, "éz", normalized=True, special=False), added(free + 5, " x ", normalized=True, special=False), added(free + 6, "zzt", single_word=True, lstrip=True, special=False)]
+    yield "added", dict(base, added_tokens=base["added_tokens"] + tokens)
+    yield "added NFD", dict(base, added_tokens=base["added_tokens"] + tokens, normalizer={"type": "NFD"})
+    # Names nobody writes in place of two bytes' tokens: tokenizers numbers added tokens by the vocabulary's size.
+    missing = {{"q": "\u2603q", "Ã": "\u2603A"}.get(k, k): v for k, v in model["vocab"].items()}
+    parts = lambda m: m.split(" ") if isinstance(m, str) else m
+    merges = [m for m in model["merges"] if all(p in missing for p in parts(m) + ["".join(parts(m))])]
+    yield "missing bytes", dict(base, model=dict(model, vocab=missing, merges=merges))
+    unk = {"<unk>" if k == "\u2603q" else k: v for k, v in missing.items()}
+    yield "unk", dict(base, model=dict(model, vocab=unk, merges=merges, unk_token="<unk>"))
+    yield "fused unk", dict(base, model=dict(model, vocab=unk, merges=merges, unk_token="<unk>", fuse_unk=True))
+
+
+# Characters that every Unicode version in use here agrees on: assigned in 9.0 or before. Python's own table is newer;
+# what came later is left out by block.
+def characters():
+    ranges = [(0x20, 0x7f), (0xa0, 0x250), (0x250, 0x370), (0x370, 0x400), (0x400, 0x530), (0x5d0, 0x5eb), (0x620, 0x660), (0x660, 0x66a), (0x900, 0x950), (0x966, 0x970), (0xe01, 0xe3b), (0x1100, 0x1160),
+              (0x1e00, 0x1f00), (0x2000, 0x2030), (0x2070, 0x2095), (0x20a0, 0x20be), (0x2150, 0x2189), (0x2460, 0x24ea), (0x3000, 0x3030), (0x3041, 0x3097), (0x30a0, 0x30ff), (0x4e00, 0x4f00), (0xac00, 0xad00), (0xff01, 0xff5f),
+              (0x1d400, 0x1d455), (0x1f300, 0x1f380), (0x1f600, 0x1f640), (0x300, 0x345)]
+    return [chr(c) for a, b in ranges for c in range(a, b) if unicodedata.category(chr(c)) != "Cn"]
+
+
+def texts(rng, corpus, count):
+    chars = characters()
+    spaces = [" ", "  ", "\n", "\t", "\r\n", "\r", "\u00a0", "\u3000", "\u2028", "\u0085", "\x0b", "\x0c", "\x1c", "\u180e", "\u200b", "\ufeff"]
+    words = ["the", "zzt", "yo", "Yo", "don't", "WE'LL", "it's", "\u017fs", "'\u017f", "1234567", "3.14", "x_y", "a-b", "<|sep|>", "<|a|>", "<|a|>b", "<|im_start|>", "<|im_end|>", "é", "éz", "e\u0301", "e\u0301z", "ﬁ", "Ǆ", "ß", "🙂", "👩‍👩‍👧", "日本語", "한국어", "नमस्ते", "שלום", "مرحبا", "²³", "½", "Ⅷ", "\x00", "\x7f", "...", "!?", "{}", "//", "q", "Ã"]
+    yield from ["", " ", "\n\n  \n", "a" * 5000, " " * 300 + "x", "\n" * 300, "ab" * 2000, "9" * 1000]
+    for _ in range(count):
+        kind = rng.random()
+        if kind < 0.4:
+            yield "".join(rng.choice(words) if rng.random() < 0.6 else rng.choice(spaces) for _ in range(rng.randrange(1, 12)))
+        elif kind < 0.6:
+            yield "".join(rng.choice(chars) if rng.random() < 0.8 else rng.choice(spaces) for _ in range(rng.randrange(1, 24)))
+        else:
+            at = rng.randrange(max(1, len(corpus) - 200))
+            yield corpus[at:at + rng.randrange(1, 200)]
+
+
+def compare(probe, path, lines):
+    theirs = tokenizers.Tokenizer.from_file(path)
+    data = "".join(json.dumps({"text": t}) + "\n" for t in lines)
+    run = subprocess.run([probe, "tokenizer", path], input=data, capture_output=True, text=True)
+    if run.returncode != 0:
+        return ["does not load: " + run.stderr]
+    bad = []
+    for text, answer in zip(lines, run.stdout.split("\n")):
+        ours, ids = json.loads(answer), theirs.encode(text, add_special_tokens=False).ids
+        if ours.get("ids") != ids:
+            bad.append("%r\n    tokenizers: %r\n    ours:       %r" % (text[:200], ids[:60], str(ours)[:400]))
+        elif ours["decoded"] != theirs.decode(ids, skip_special_tokens=False):
+            bad.append("%r decodes\n    tokenizers: %r\n    ours:       %r" % (text[:200], theirs.decode(ids, skip_special_tokens=False)[:200], ours["decoded"][:200]))
+    return bad
+
+
+def main():
+    probe, folder = sys.argv[1:3]
+    seed = int(os.environ.get("SOUP_TEST_SEED", "20260101"))
+    count = int(os.environ.get("SOUP_FUZZ_CASES", "300"))
+    here = os.path.dirname(os.path.abspath(__file__))
+    corpus = "".join(open(f, encoding="utf-8").read() for f in sorted(glob.glob(here + "/*.py") + glob.glob(here + "/*.cc") + glob.glob(folder + "/*.cases.json")))
+    total = bad = 0
+    for path in sorted(glob.glob(folder + "/*.json")):
+        if path.endswith(".cases.json"):
+            continue
+        base = json.load(open(path, encoding="utf-8"))
+        for name, changed in variations(base):
+            rng = random.Random("%d %s %s" % (seed, os.path.basename(path), name))
+            with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as f:
+                json.dump(changed, f)
+                f.flush()
+                lines = list(texts(rng, corpus, count))
+                found = compare(probe, f.name, lines)
+            total += len(lines)
+            bad += len(found)
+            for text in found[:3]:
+                print("DIFFERS (%s, %s, SOUP_TEST_SEED=%d): %s" % (os.path.basename(path), name, seed, text))
+    print("%d texts, %d differ, seed %d, tokenizers %s" % (total, bad, seed, tokenizers.__version__))
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
