@@ -222,6 +222,7 @@ void DaemonOrchestrator::Touch(const std::string& job_id) {
   if (!job->move_pending) TakeRecord(job, *record);
   if (job->state == soup::v1::QUEUED) job->not_before = absl::InfinitePast();
   Attend(job);
+  UpdateQueuePositions();
   Schedule();
 }
 

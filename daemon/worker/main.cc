@@ -23,6 +23,7 @@ struct Flags {
   int parent_pid = 0;
   std::string backend = "cpu";
   int cpu_threads = 0;
+  std::string test_die;
 };
 
 int Serve(const Flags& flags, soup::daemon::Link& link) {
@@ -37,7 +38,16 @@ int Serve(const Flags& flags, soup::daemon::Link& link) {
     SOUP_LOG(kError, "worker") << "the machine cannot be measured: " << profile.status().message();
     return 1;
   }
-  soup::worker::Session session({}, backend.get(), *std::move(profile), &link);
+  soup::worker::SessionOptions session_options;
+  if (!flags.test_die.empty()) {
+    auto death = soup::worker::TestDeath::Parse(flags.test_die);
+    if (!death.ok()) {
+      SOUP_LOG(kError, "worker") << "--test-die: " << death.status().message();
+      return 2;
+    }
+    session_options.test_death = *std::move(death);
+  }
+  soup::worker::Session session(session_options, backend.get(), *std::move(profile), &link);
   return session.Run();
 }
 
@@ -53,6 +63,8 @@ int main(int argc, char** argv) {
   app.add_option("--backend", flags.backend, "cpu")->check(CLI::IsMember({"cpu"}));
   app.add_option("--cpu-threads", flags.cpu_threads, "Threads of the CPU backend; 0: every core")
       ->check(CLI::Range(0, 1024));
+  app.add_option("--test-die", flags.test_die,
+                 "For tests: NAME:STEP:before|committed, the job and step to die over");
   CLI11_PARSE(app, argc, argv);
 
   soup::worker::DieWithParent(flags.parent_pid);

@@ -1,12 +1,15 @@
 #include "daemon/worker/session.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "daemon/worker/machine_probe.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
@@ -209,8 +212,8 @@ void Session::OpenJob(const soup::worker::v1::OpenJob& open) {
   if (!setup.ok()) return fault(setup.status());
   auto opened = engine_->OpenJob(*std::move(setup));
   if (!opened.ok()) return fault(opened.status());
-  jobs_[id] = OpenedJob{open.base_key(), open.spec().training().save_every(), opened->steps_total,
-                        open.artifact_dir()};
+  jobs_[id] = OpenedJob{open.spec().name(), open.spec().training().save_every(),
+                        opened->steps_total, open.artifact_dir()};
   FromWorker m;
   soup::worker::v1::JobOpened* reply = m.mutable_job_opened();
   reply->set_job_id(id);
@@ -285,6 +288,28 @@ absl::Status Session::CheckPlan(const engine::PassRequest& request,
                                           ", the worker plans ", plan.arena_bytes()));
 }
 
+absl::StatusOr<TestDeath> TestDeath::Parse(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  TestDeath death;
+  if (parts.size() != 3 || parts[0].empty() || !absl::SimpleAtoi(parts[1], &death.step) ||
+      (parts[2] != "before" && parts[2] != "committed"))
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is not NAME:STEP:before or NAME:STEP:committed"));
+  death.job_name = parts[0];
+  death.committed = parts[2] == "committed";
+  return death;
+}
+
+void Session::DieInTest(const soup::worker::v1::RunPass& pass, bool committed) const {
+  const TestDeath& death = options_.test_death;
+  if (death.job_name.empty() || death.committed != committed) return;
+  for (const soup::worker::v1::WorkItem& item : pass.items()) {
+    const auto job = jobs_.find(item.job_id());
+    if (job != jobs_.end() && job->second.name == death.job_name && item.step() == death.step)
+      ::raise(SIGKILL);
+  }
+}
+
 void Session::RunPass(const soup::worker::v1::RunPass& pass) {
   absl::StatusOr<engine::PassResult> result = absl::FailedPreconditionError(
       absl::StrCat("base ", pass.base_key(), " does not have the device"));
@@ -292,7 +317,9 @@ void Session::RunPass(const soup::worker::v1::RunPass& pass) {
   absl::Status ready = request.status();
   if (ready.ok() && device_base_ == pass.base_key()) {
     ready = CheckPlan(*request, pass);
+    DieInTest(pass, /*committed=*/false);
     if (ready.ok()) result = engine_->RunPass(*request);
+    DieInTest(pass, /*committed=*/true);
   }
   if (!ready.ok()) result = ready;
   FromWorker m;

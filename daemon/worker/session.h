@@ -28,8 +28,20 @@
 
 namespace soup::worker {
 
+// A hook of tests: the worker kills itself (SIGKILL) when it is to run step `step` of a job named
+// `job_name`: before the pass, or after its steps are committed and before they are told.
+struct TestDeath {
+  std::string job_name;  // empty: never
+  int64_t step = 0;
+  bool committed = false;
+
+  // "NAME:STEP:before" or "NAME:STEP:committed". Errors: InvalidArgument.
+  static absl::StatusOr<TestDeath> Parse(const std::string& text);
+};
+
 struct SessionOptions {
   absl::Duration heartbeat = absl::Seconds(1);
+  TestDeath test_death;
 };
 
 class Session {
@@ -44,7 +56,7 @@ class Session {
 
  private:
   struct OpenedJob {
-    std::string base_key;
+    std::string name;
     int32_t save_every = 0;
     int64_t steps_total = 0;
     std::string artifact_dir;
@@ -64,6 +76,7 @@ class Session {
 
   absl::Status CheckPlan(const engine::PassRequest& request,
                          const soup::worker::v1::RunPass& pass) const;
+  void DieInTest(const soup::worker::v1::RunPass& pass, bool committed) const;
   void TellSteps(const engine::PassResult& result);
   void TellFailedPass(const soup::worker::v1::RunPass& pass, const absl::Status& status);
   // Closes the job and tells why.

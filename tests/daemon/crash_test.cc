@@ -5,6 +5,8 @@
 #include <signal.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <random>
 
 #include "daemon/control/spawn.h"
@@ -126,33 +128,77 @@ TEST(CrashTest, SoupdKilledAtAnyMomentOfALifeLosesNoAcknowledgedJob) {
   }
 }
 
+// A worker that dies over a job (soup-worker's hook for tests), in place of the real one.
+std::string DyingWorker(const std::string& dir, const std::string& death) {
+  const std::string path = dir + "/dying-worker";
+  std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--prepare*) exec " SOUP_BINARY_DIR
+                         "/bin/soup-worker \"$@\";; esac\nexec " SOUP_BINARY_DIR
+                         "/bin/soup-worker \"$@\" --test-die="
+                      << death << "\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
 TEST(CrashTest, AJobThatKillsItsWorkerThreeTimesIsPausedAndItsNeighbourIsNot) {
-  Harness h;
-  ASSERT_TRUE(h.Start().ok());
-  JobSpec endless = h.Spec("endless", Records());
-  endless.mutable_training()->set_epochs(100000);
-  const Job job = h.Submit(endless);
-  h.WaitForStep(job.id(), 1);
-  // Killed as soon as it is up again, before a step is done: the job is seen to kill it. Steps are
-  // quick here, so a kill may come late; what must never happen is that the job fails or loses.
-  pid_t pid = 0;
-  Job now;
-  for (int i = 0; i < 30; ++i) {
-    pid = h.WorkerPid(pid);
-    ::kill(pid, SIGKILL);
-    now = h.Get(job.id());
-    if (now.state() == soup::v1::PAUSED) break;
-    ASSERT_NE(now.state(), soup::v1::FAILED);
+  std::string pattern = "/tmp/dyingXXXXXX";
+  const std::string dir = ::mkdtemp(pattern.data());
+  {
+    Harness h(
+        {.flags = {"--worker-binary=" + DyingWorker(dir, "killer:30:before")}, .state_dir = ""});
+    ASSERT_TRUE(h.Start().ok());
+    JobSpec spec = h.Spec("calm", Records());
+    spec.mutable_training()->set_epochs(20);
+    const Job calm = h.Submit(spec);
+    h.WaitFor(calm.id(), {soup::v1::SUCCEEDED});
+    JobSpec neighbour = spec;
+    neighbour.set_name("neighbour");
+    spec.set_name("killer");
+    const Job killer = h.Submit(spec);
+    const Job beside = h.Submit(neighbour);
+    const Job paused =
+        h.WaitFor(killer.id(), {soup::v1::PAUSED, soup::v1::FAILED, soup::v1::SUCCEEDED});
+    EXPECT_EQ(paused.state(), soup::v1::PAUSED);
+    EXPECT_EQ(paused.reason(), soup::v1::DEVICE_LOST);
+    EXPECT_THAT(paused.message(), HasSubstr("3 times"));
+    EXPECT_EQ(paused.steps_done(), 29) << "what was done is kept";
+    const Job done =
+        h.WaitFor(beside.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+    EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+    EXPECT_EQ(h.Adapter(calm.id()), h.Adapter(beside.id()));
+    ExpectWholeHistory(h, beside.id(), soup::v1::SUCCEEDED);
   }
-  if (now.state() == soup::v1::PAUSED) {
-    EXPECT_EQ(now.reason(), soup::v1::DEVICE_LOST);
-    EXPECT_THAT(now.message(), HasSubstr("3 times"));
-    ASSERT_TRUE(h.Resume(job.id()).ok());
+  std::filesystem::remove_all(dir);
+}
+
+TEST(CrashTest, AStepThatWasCommittedButNotToldIsToldOnceByTheNextWorker) {
+  std::string pattern = "/tmp/dyingXXXXXX";
+  const std::string dir = ::mkdtemp(pattern.data());
+  // Step 7 in the middle of an epoch; step 9 ends one, so its validation is still to come.
+  for (const std::string& step : {"7", "9"}) {
+    Harness h({.flags = {"--worker-binary=" + DyingWorker(dir, "dies:" + step + ":committed")},
+               .state_dir = ""});
+    ASSERT_TRUE(h.Start().ok());
+    JobSpec spec = h.Spec("calm", Records());
+    spec.mutable_data()->set_validation_fraction(0.1);
+    const Job calm = h.Submit(spec);
+    h.WaitFor(calm.id(), {soup::v1::SUCCEEDED});
+    spec.set_name("dies");
+    const Job job = h.Submit(spec);
+    const Job done = h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::FAILED, soup::v1::SUCCEEDED});
+    EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+    EXPECT_EQ(done.attempts(), 2);
+    EXPECT_EQ(h.Adapter(calm.id()), h.Adapter(job.id()));
+    const auto expected = h.Steps(calm.id()), steps = h.Steps(job.id());
+    ASSERT_EQ(steps.size(), expected.size());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_EQ(steps[i].step(), expected[i].step());
+      EXPECT_EQ(steps[i].loss(), expected[i].loss());
+      EXPECT_EQ(steps[i].has_validation_loss(), expected[i].has_validation_loss());
+      EXPECT_EQ(steps[i].validation_loss(), expected[i].validation_loss());
+    }
+    ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
   }
-  const int64_t before = h.Get(job.id()).steps_done();
-  h.WaitForStep(job.id(), before + 1);
-  ASSERT_TRUE(h.Cancel(job.id()).ok());
-  h.WaitFor(job.id(), {soup::v1::CANCELLED});
+  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

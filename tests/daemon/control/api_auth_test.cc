@@ -42,7 +42,8 @@ class ApiAuthTest : public ApiTest {
     timeval limit{10, 0};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     char byte = 0;
-    return read(fd, &byte, 1) == 0;
+    const ssize_t n = read(fd, &byte, 1);
+    return n == 0 || (n < 0 && errno == ECONNRESET);  // reset: what was sent lay unread
   }
   std::shared_ptr<grpc::Channel> TlsChannel(const grpc::SslCredentialsOptions& options) {
     return grpc::CreateChannel(server_->tcp_address(), grpc::SslCredentials(options));
@@ -79,6 +80,14 @@ TEST_F(ApiAuthTest, TcpTakesTheTokenAndNothingElse) {
     EXPECT_EQ(NodeOf(TcpChannel(""), &node, header).error_code(), grpc::StatusCode::UNAUTHENTICATED)
         << header;
   }
+  // Tokens belong to calls, not to connections: one channel, two users.
+  const auto shared = TcpChannel("");
+  for (const std::string user : {"alice", "root-remote", "bob", "alice"}) {
+    ASSERT_TRUE(NodeOf(shared, &node, "Bearer " + TokenOf(user)).ok());
+    EXPECT_EQ(node.user(), user);
+    EXPECT_EQ(node.admin(), user == "root-remote");
+  }
+  EXPECT_EQ(NodeOf(shared, &node).error_code(), grpc::StatusCode::UNAUTHENTICATED);
   // Two headers are one too many.
   EXPECT_EQ(
       NodeOf(TcpChannel(TokenOf("alice")), &node, "Bearer " + TokenOf("root-remote")).error_code(),
@@ -187,7 +196,7 @@ TEST_F(ApiAuthTest, AStaleSocketIsReplacedALiveOneIsNot) {
   StartServer();
   Node node;
   EXPECT_TRUE(NodeOf(UnixChannel(), &node).ok());
-  const auto second = ApiServer::Start(api_.get(), &peers_, tokens_.get());
+  const auto second = ApiServer::Start(api_.get(), &peers_);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("another server listens"));
   EXPECT_TRUE(NodeOf(UnixChannel(), &node).ok());

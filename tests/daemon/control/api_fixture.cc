@@ -52,9 +52,9 @@ void ApiTest::StartServer() {
   pool_ = std::make_unique<ThreadPool>(4, 256);
   slow_pool_ = std::make_unique<ThreadPool>(4, 64);
   api_.reset(new ApiContext{config_, engine::RealClock(), *store_, *steps_, hub_, *uploads_, *fake_,
-                            peers_, admins_, *pool_, *slow_pool_});
+                            peers_, admins_, tokens_.get(), *pool_, *slow_pool_});
   api_->heartbeat_ms = 50;
-  auto server = ApiServer::Start(api_.get(), &peers_, tokens_.get());
+  auto server = ApiServer::Start(api_.get(), &peers_);
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
 }

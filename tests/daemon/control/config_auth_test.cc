@@ -105,7 +105,9 @@ TEST_F(ConfigTest, WhatCannotWorkIsRefusedWithTheRemedy) {
   ExpectRefused({"--socket-mode", "0999"}, "octal");
   ExpectRefused({"--backend", "cuda"}, "which has: cpu");
   ExpectRefused({"--model-root", dir_ / "none"}, "none");
-  ExpectRefused({"--worker-binary", dir_ / "none"}, "none");
+  const auto no_worker = Parse({"--state-dir", dir_ / "state", "--worker-binary", dir_ / "none"},
+                               /*with_places=*/false);
+  EXPECT_THAT(std::string(no_worker.status().message()), HasSubstr("no soup-worker at"));
   ExpectRefused({"--prepare-memory", "1KiB"}, "64MiB");
   ExpectRefused({"--cache-cap", "lots"}, "cache-cap");
   ExpectRefused({"--drain-seconds", "0"}, "drain-seconds");
@@ -217,7 +219,9 @@ TEST(Auth, PeersAreFoundByDescriptorOnly) {
 
 TEST(Text, CleanTextGivesValidShortUtf8) {
   EXPECT_EQ(CleanText("plain", 100), "plain");
-  EXPECT_EQ(CleanText("a\xff\xc3(b", 100), "a?" "?(b");
+  EXPECT_EQ(CleanText("a\xff\xc3(b", 100),
+            "a?"
+            "?(b");
   EXPECT_EQ(CleanText("\xed\xa0\x80", 100), "???");  // a surrogate
   EXPECT_EQ(CleanText("\xc0\x80", 100), "??");       // overlong
   EXPECT_THAT(CleanText("äöü", 3), HasSubstr("ä … (4 more bytes)"));

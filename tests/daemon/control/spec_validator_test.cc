@@ -72,7 +72,7 @@ TEST(SpecValidator, EachBadValueIsRefusedByItsName) {
          s.mutable_lora()->set_targets(0, "q_proj");
          s.mutable_lora()->add_targets("q_proj");
        }},
-      {"lora.init_from needs both",
+      {"lora.init_from has one file",
        [](JobSpec& s) { *s.mutable_lora()->mutable_init_adapter() = s.data().train(); }},
       {"training.task is \"dpo\"", [](JobSpec& s) { s.mutable_training()->set_task("dpo"); }},
       {"training.epochs is 0", [](JobSpec& s) { s.mutable_training()->set_epochs(0); }},
