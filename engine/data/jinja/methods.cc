@@ -198,6 +198,9 @@ absl::StatusOr<Value> TextMethod(const Value& self, const std::string& name, con
     if (prefix ? !absl::StartsWith(text, affix) : !absl::EndsWith(text, affix)) return self;
     return Value::String(text.substr(prefix ? affix.size() : 0, text.size() - affix.size()));
   }
+  constexpr absl::string_view kPlain[] = {"upper",   "lower",   "title",   "capitalize", "isupper",
+                                          "islower", "isspace", "isalpha", "isdigit",    "isalnum"};
+  if (!In(kPlain, name)) return NotSupported(self, name);
   SOUP_RETURN_IF_ERROR(BoundArgs::Bind(name, {}, args).status());
   if (name == "upper") return Value::String(Upper(text));
   if (name == "lower") return Value::String(Lower(text));

@@ -254,9 +254,9 @@ std::string FloatText(double value) {
   std::string digits;
   for (char c : text.substr(0, e))
     if (c >= '0' && c <= '9') digits += c;
-  std::string out = negative ? "-" : "";
+  std::string out(negative ? 1 : 0, '-');
   if (exponent < -4 || exponent >= 16) {
-    out += digits[0];
+    out.push_back(digits[0]);
     if (digits.size() > 1) absl::StrAppend(&out, ".", digits.substr(1));
     absl::StrAppendFormat(&out, "e%c%02d", exponent < 0 ? '-' : '+', std::abs(exponent));
     return out;

@@ -1,0 +1,182 @@
+// Calls of an Interpreter: methods, macros, the few functions that templates are given, loop.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/data/jinja/interpreter.h"
+#include "engine/data/jinja/interpreter_objects.h"
+#include "engine/data/jinja/methods.h"
+#include "engine/data/jinja/python_format.h"
+#include "engine/data/jinja/value_ops.h"
+
+namespace soup::engine::jinja {
+namespace {
+
+constexpr int64_t kMaxRange = 100'000;  // as jinja2's sandbox
+
+}  // namespace
+
+absl::StatusOr<CallArgs> Interpreter::EvalArgs(const Expr& e, const ScopePtr& scope) {
+  CallArgs out;
+  for (size_t i = 1; i < e.args.size(); ++i) {
+    SOUP_ASSIGN_OR_RETURN(Value value, Eval(*e.args[i], scope));
+    out.positional.push_back(std::move(value));
+  }
+  for (const auto& [name, expr] : e.named) {
+    SOUP_ASSIGN_OR_RETURN(Value value, Eval(*expr, scope));
+    out.named.emplace_back(name, std::move(value));
+  }
+  return out;
+}
+
+absl::StatusOr<Value> Interpreter::EvalCall(const Expr& e, const ScopePtr& scope) {
+  const Expr& callee = *e.args[0];
+  Value function;
+  if (callee.kind == Expr::Kind::kAttribute) {
+    SOUP_ASSIGN_OR_RETURN(const Value self, Eval(*callee.args[0], scope));
+    if (IsMethod(self, callee.name)) {
+      SOUP_ASSIGN_OR_RETURN(const CallArgs args, EvalArgs(e, scope));
+      return CallMethod(self, callee.name, args, &budget_);
+    }
+    if (auto* loop = self.is_object() ? dynamic_cast<Loop*>(self.AsObject()) : nullptr) {
+      SOUP_ASSIGN_OR_RETURN(const CallArgs args, EvalArgs(e, scope));
+      return CallLoop(loop, callee.name, args);
+    }
+    SOUP_ASSIGN_OR_RETURN(function, EvalAttribute(self, callee.name));
+  } else {
+    SOUP_ASSIGN_OR_RETURN(function, Eval(callee, scope));
+  }
+  if (function.is_undefined()) return UndefinedError(function);
+  SOUP_ASSIGN_OR_RETURN(const CallArgs args, EvalArgs(e, scope));
+  if (function.is_object()) {
+    if (const auto* macro = dynamic_cast<const Macro*>(function.AsObject()))
+      return CallMacro(*macro, args);
+    if (const auto* builtin = dynamic_cast<const Builtin*>(function.AsObject()))
+      return CallBuiltin(*builtin, args);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(function.KindName(), " cannot be called"));
+}
+
+absl::StatusOr<Value> Interpreter::CallMacro(const Macro& macro, const CallArgs& args) {
+  const Statement& definition = *macro.definition;
+  auto scope = std::make_shared<Scope>(macro.scope);
+  if (args.positional.size() > definition.parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("macro '", definition.text, "' takes at most ",
+                                                   definition.parameters.size(), " arguments, ",
+                                                   args.positional.size(), " are given"));
+  }
+  for (const auto& [name, value] : args.named) {
+    const auto known = std::find_if(definition.parameters.begin(), definition.parameters.end(),
+                                    [name = &name](const auto& p) { return p.name == *name; });
+    const auto index = static_cast<size_t>(known - definition.parameters.begin());
+    if (known == definition.parameters.end() || index < args.positional.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("macro '", definition.text, "' takes no further argument '", name, "'"));
+    }
+  }
+  for (size_t i = 0; i < definition.parameters.size(); ++i) {
+    const Statement::Parameter& p = definition.parameters[i];
+    const auto named = std::find_if(args.named.begin(), args.named.end(),
+                                    [&p](const auto& a) { return a.first == p.name; });
+    if (i < args.positional.size()) {
+      scope->Set(p.name, args.positional[i]);
+    } else if (named != args.named.end()) {
+      scope->Set(p.name, named->second);
+    } else if (p.default_value != nullptr) {
+      SOUP_ASSIGN_OR_RETURN(Value value, Eval(*p.default_value, scope));
+      scope->Set(p.name, std::move(value));
+    } else {
+      scope->Set(p.name, Value::Undefined(p.name));
+    }
+  }
+  SOUP_ASSIGN_OR_RETURN(std::string text, Capture(definition.body, scope));
+  return Value::String(std::move(text));
+}
+
+absl::StatusOr<Value> Interpreter::Range(const CallArgs& args) {
+  int64_t part[3] = {0, 0, 1};
+  const size_t n = args.positional.size();
+  if (!args.named.empty() || n < 1 || n > 3)
+    return absl::InvalidArgumentError("'range' takes one to three integers");
+  for (size_t i = 0; i < n; ++i) {
+    if (!args.positional[i].is_int()) return TypeError("'range'", args.positional[i]);
+    part[n == 1 ? 1 : i] = args.positional[i].AsInt();
+  }
+  if (part[2] == 0) return absl::InvalidArgumentError("'range' with step 0");
+  std::vector<Value> out;
+  for (int64_t i = part[0]; part[2] > 0 ? i < part[1] : i > part[1];) {
+    if (static_cast<int64_t>(out.size()) >= kMaxRange)
+      return absl::InvalidArgumentError(absl::StrCat("'range' over ", kMaxRange, " items"));
+    SOUP_RETURN_IF_ERROR(budget_.Steps(1));
+    out.push_back(Value::Int(i));
+    if (__builtin_add_overflow(i, part[2], &i)) break;
+  }
+  return Value::List(std::move(out));
+}
+
+absl::StatusOr<Value> Interpreter::CallBuiltin(const Builtin& builtin, const CallArgs& args) {
+  if (builtin.name == "range") return Range(args);
+  if (builtin.name == "raise_exception" || builtin.name == "strftime_now") {
+    const bool raise = builtin.name == "raise_exception";
+    SOUP_ASSIGN_OR_RETURN(const BoundArgs bound,
+                          BoundArgs::Bind(builtin.name, {raise ? "message" : "format"}, args));
+    if (raise) {
+      SOUP_ASSIGN_OR_RETURN(const Value message, bound.Required("message"));
+      SOUP_ASSIGN_OR_RETURN(const std::string text, ToText(message, &budget_));
+      return absl::InvalidArgumentError(absl::StrCat("the template refuses it: ", text));
+    }
+    SOUP_ASSIGN_OR_RETURN(const std::string format, bound.Text("format"));
+    SOUP_ASSIGN_OR_RETURN(std::string text, FormatTime(format, options_.now_unix_seconds));
+    return Value::String(std::move(text));
+  }
+  // namespace and dict: named values, on top of one dict.
+  Value::Items items;
+  if (args.positional.size() > 1 ||
+      (args.positional.size() == 1 && !args.positional[0].is_dict())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", builtin.name, "' takes named arguments and at most one object"));
+  }
+  if (args.positional.size() == 1) items = args.positional[0].AsDict();
+  items.insert(items.end(), args.named.begin(), args.named.end());
+  if (builtin.name == "dict") return Value::Dict(std::move(items));
+  auto ns = std::make_unique<Namespace>();
+  for (auto& [name, value] : items) ns->attributes.Set(name, value);
+  const Value out = Value::Object(ns.get());
+  SOUP_RETURN_IF_ERROR(Own(std::move(ns)));
+  return out;
+}
+
+absl::StatusOr<Value> Interpreter::CallLoop(Loop* loop, const std::string& name,
+                                            const CallArgs& args) {
+  if (name == "cycle" && args.named.empty() && !args.positional.empty())
+    return args.positional[loop->index % args.positional.size()];
+  if (name == "changed" && args.named.empty()) {
+    SOUP_ASSIGN_OR_RETURN(Value now, Value::List(args.positional, /*tuple=*/true));
+    bool same = false;
+    if (loop->last_changed) {
+      SOUP_ASSIGN_OR_RETURN(same, Equal(*loop->last_changed, now, &budget_));
+    }
+    loop->last_changed = std::move(now);
+    return Value::Bool(!same);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("'loop.", name, "' cannot be called so"));
+}
+
+Value Interpreter::LoopAttribute(const Loop& loop, const std::string& name) {
+  const auto index = static_cast<int64_t>(loop.index);
+  if (name == "index") return Value::Int(index + 1);
+  if (name == "index0") return Value::Int(index);
+  if (name == "revindex") return Value::Int(loop.size - index);
+  if (name == "revindex0") return Value::Int(loop.size - index - 1);
+  if (name == "first") return Value::Bool(index == 0);
+  if (name == "last") return Value::Bool(index + 1 == loop.size);
+  if (name == "length") return Value::Int(loop.size);
+  if (name == "depth") return Value::Int(1);  // of recursive loops, which are not supported
+  if (name == "depth0") return Value::Int(0);
+  if (name == "previtem" && loop.index > 0 && loop.index - 1 < loop.items.size())
+    return loop.items[loop.index - 1];
+  if (name == "nextitem" && loop.index + 1 < loop.items.size()) return loop.items[loop.index + 1];
+  return Value::Undefined(absl::StrCat("loop.", name));
+}
+
+}  // namespace soup::engine::jinja
