@@ -12,7 +12,7 @@ absl::StatusOr<Principal> ApiContext::Authenticate(const grpc::ServerContextBase
   if (const std::optional<uid_t> uid = peers.Find(call.peer()); uid.has_value()) {
     return PrincipalOfUid(*uid, admins);
   }
-  return PrincipalOfTls(call, /*certificate_is_enough=*/config.token_file.empty());
+  return PrincipalOfTls(call, tokens);
 }
 
 absl::Status ApiContext::CheckServing() const {

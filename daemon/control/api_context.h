@@ -33,6 +33,7 @@ struct ApiContext {
   Orchestrator& orchestrator;
   const PeerTable& peers;
   const Admins& admins;
+  TokenFile* tokens;      // null: no TCP endpoint, or mutual TLS only
   ThreadPool& pool;       // answers from records: milliseconds
   ThreadPool& slow_pool;  // plans, previews, prefetches, hashes: seconds and more
   int64_t heartbeat_ms = 5000;

@@ -81,8 +81,7 @@ struct ApiServer::Parts {
 
 ApiServer::ApiServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
-absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(ApiContext* api, PeerTable* peers,
-                                                            TokenFile* tokens) {
+absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(ApiContext* api, PeerTable* peers) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   const Config& config = api->config;
@@ -94,7 +93,7 @@ absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(ApiContext* api, Pee
   builder.RegisterService(&parts.service);
   int port = 0;
   if (!config.listen_tcp.empty()) {
-    SOUP_ASSIGN_OR_RETURN(const auto credentials, MakeTlsCredentials(config, tokens));
+    SOUP_ASSIGN_OR_RETURN(const auto credentials, MakeTlsCredentials(config, api->tokens));
     builder.AddListeningPort(config.listen_tcp, credentials, &port);
   }
   parts.server = builder.BuildAndStart();

@@ -16,10 +16,9 @@ namespace soup::daemon {
 
 class ApiServer {
  public:
-  // `api`, `peers` (the same as api's) and `tokens` (null without TCP tokens) outlive the server.
+  // `api` and `peers` (the table that api reads) outlive the server.
   // Errors name the endpoint and the remedy.
-  static absl::StatusOr<std::unique_ptr<ApiServer>> Start(ApiContext* api, PeerTable* peers,
-                                                          TokenFile* tokens);
+  static absl::StatusOr<std::unique_ptr<ApiServer>> Start(ApiContext* api, PeerTable* peers);
   ~ApiServer();
   ApiServer(const ApiServer&) = delete;
   ApiServer& operator=(const ApiServer&) = delete;

@@ -20,6 +20,14 @@ using soup::v1::WatchReply;
 constexpr int kMaxEvents = 64;
 constexpr int kMaxSteps = 256;
 
+// Steps and events are told in the order of their times; within a millisecond, what begins comes
+// before steps and what ends after them.
+bool GoesBefore(const StepRecord& step, const JobEvent& event) {
+  if (step.unix_ms() != event.unix_ms()) return step.unix_ms() < event.unix_ms();
+  return event.state() != soup::v1::QUEUED && event.state() != soup::v1::PREPARING &&
+         event.state() != soup::v1::RUNNING;
+}
+
 class WatchStream final : public PumpedStream<WatchReply> {
  public:
   WatchStream(const ApiContext& api, const Principal& who, const soup::v1::WatchRequest& request)
@@ -78,7 +86,7 @@ class WatchStream final : public PumpedStream<WatchReply> {
     size_t s = 0;
     while (e < events.size() || s < steps.size()) {
       const bool step_first =
-          s < steps.size() && (e == events.size() || steps[s].unix_ms() <= events[e].unix_ms());
+          s < steps.size() && (e == events.size() || GoesBefore(steps[s], events[e]));
       if (step_first) {
         after_step_ = steps[s].step();
         *ready_.emplace_back().mutable_step() = steps[s++];

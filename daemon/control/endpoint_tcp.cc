@@ -2,49 +2,50 @@
 
 #include <grpcpp/security/auth_metadata_processor.h>
 
+#include <iterator>
+#include <map>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/control/api_status.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::daemon {
 namespace {
 
-constexpr char kUserProperty[] = "soupd.user";
-constexpr char kAdminProperty[] = "soupd.admin";
+using Metadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
-// Takes `authorization: Bearer …` off the metadata and puts the user into the call's auth context.
+absl::StatusOr<Principal> PrincipalOfToken(const Metadata& metadata, TokenFile* tokens) {
+  const auto range = metadata.equal_range("authorization");
+  if (range.first == range.second || std::next(range.first) != range.second) {
+    return absl::UnauthenticatedError(
+        "this endpoint wants one header `authorization: Bearer TOKEN`");
+  }
+  const absl::string_view header(range.first->second.data(), range.first->second.size());
+  constexpr absl::string_view kScheme = "Bearer ";
+  std::optional<Principal> who;
+  if (header.size() > kScheme.size() &&
+      absl::EqualsIgnoreCase(header.substr(0, kScheme.size()), kScheme)) {
+    who = tokens->Check(header.substr(kScheme.size()));
+  }
+  if (!who.has_value()) {
+    return absl::UnauthenticatedError("the token is not one of soupd's token file");
+  }
+  return *who;
+}
+
+// Stops calls without a good token before any handler: health and reflection too.
 class TokenProcessor final : public grpc::AuthMetadataProcessor {
  public:
   explicit TokenProcessor(TokenFile* tokens) : tokens_(tokens) {}
 
   bool IsBlocking() const override { return false; }
 
-  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context,
-                       OutputMetadata* consumed, OutputMetadata*) override {
-    const auto range = metadata.equal_range("authorization");
-    if (range.first == range.second || std::next(range.first) != range.second) {
-      return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
-                          "this endpoint wants one header `authorization: Bearer TOKEN`");
-    }
-    const absl::string_view header(range.first->second.data(), range.first->second.size());
-    consumed->emplace("authorization", std::string(header));
-    constexpr absl::string_view kScheme = "Bearer ";
-    std::optional<Principal> who;
-    if (header.size() > kScheme.size() &&
-        absl::EqualsIgnoreCase(header.substr(0, kScheme.size()), kScheme)) {
-      who = tokens_->Check(header.substr(kScheme.size()));
-    }
-    if (!who.has_value()) {
-      return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
-                          "the token is not one of soupd's token file");
-    }
-    context->AddProperty(kUserProperty, who->user);
-    context->AddProperty(kAdminProperty, who->admin ? "1" : "0");
-    context->SetPeerIdentityPropertyName(kUserProperty);
-    return grpc::Status::OK;
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext*, OutputMetadata*,
+                       OutputMetadata*) override {
+    return ToGrpcStatus(PrincipalOfToken(metadata, tokens_).status());
   }
 
  private:
@@ -85,24 +86,19 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(cons
   return credentials;
 }
 
-absl::StatusOr<Principal> PrincipalOfTls(const grpc::ServerContextBase& call,
-                                         bool certificate_is_enough) {
+absl::StatusOr<Principal> PrincipalOfTls(const grpc::ServerContextBase& call, TokenFile* tokens) {
+  if (tokens != nullptr) return PrincipalOfToken(call.client_metadata(), tokens);
   const std::shared_ptr<const grpc::AuthContext> context = call.auth_context();
-  if (context != nullptr) {
-    const std::vector<grpc::string_ref> users = context->FindPropertyValues(kUserProperty);
-    const std::vector<grpc::string_ref> admins = context->FindPropertyValues(kAdminProperty);
-    if (users.size() == 1 && admins.size() == 1) {
-      return Principal{std::string(users[0].data(), users[0].size()), admins[0] == "1"};
-    }
-    const std::vector<grpc::string_ref> names = context->FindPropertyValues("x509_common_name");
-    if (certificate_is_enough && names.size() == 1) {
-      const std::string name(names[0].data(), names[0].size());
-      if (IsUserName(name)) return Principal{absl::StrCat("cert:", name), false};
-      return absl::UnauthenticatedError(
-          "the client certificate's common name must have 1 to 64 letters, digits and . _ : @ -");
-    }
+  const std::vector<grpc::string_ref> names = context == nullptr
+                                                  ? std::vector<grpc::string_ref>()
+                                                  : context->FindPropertyValues("x509_common_name");
+  if (names.size() != 1) return absl::UnauthenticatedError("soupd does not know who is calling");
+  const std::string name(names[0].data(), names[0].size());
+  if (!IsUserName(name)) {
+    return absl::UnauthenticatedError(
+        "the client certificate's common name must have 1 to 64 letters, digits and . _ : @ -");
   }
-  return absl::UnauthenticatedError("soupd does not know who is calling");
+  return Principal{absl::StrCat("cert:", name), false};
 }
 
 }  // namespace soup::daemon

@@ -21,10 +21,10 @@ namespace soup::daemon {
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTlsCredentials(const Config& config,
                                                                             TokenFile* tokens);
 
-// Who the token check found, or, when `certificate_is_enough`, the certificate's common name.
-// Unauthenticated otherwise.
-absl::StatusOr<Principal> PrincipalOfTls(const grpc::ServerContextBase& call,
-                                         bool certificate_is_enough);
+// Whom the call's token stands for or, when there is no token file, the client certificate's common
+// name. Unauthenticated otherwise. (The token is looked up again rather than kept by the check
+// above: gRPC's auth context belongs to the connection, whose calls may carry different tokens.)
+absl::StatusOr<Principal> PrincipalOfTls(const grpc::ServerContextBase& call, TokenFile* tokens);
 
 }  // namespace soup::daemon
 

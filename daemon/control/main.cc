@@ -142,14 +142,14 @@ class Daemon {
 
  private:
   absl::Status OpenEndpoints() {
-    pool_ = std::make_unique<ThreadPool>(4, 4096);
-    slow_pool_ = std::make_unique<ThreadPool>(16, 256);
-    api_.reset(new ApiContext{config_, clock_, *store_, steps_, hub_, *uploads_, *orchestrator_,
-                              peers_, admins_, *pool_, *slow_pool_});
     if (!config_.token_file.empty()) {
       SOUP_ASSIGN_OR_RETURN(tokens_, TokenFile::Open(config_.token_file));
     }
-    SOUP_ASSIGN_OR_RETURN(server_, ApiServer::Start(api_.get(), &peers_, tokens_.get()));
+    pool_ = std::make_unique<ThreadPool>(4, 4096);
+    slow_pool_ = std::make_unique<ThreadPool>(16, 256);
+    api_.reset(new ApiContext{config_, clock_, *store_, steps_, hub_, *uploads_, *orchestrator_,
+                              peers_, admins_, tokens_.get(), *pool_, *slow_pool_});
+    SOUP_ASSIGN_OR_RETURN(server_, ApiServer::Start(api_.get(), &peers_));
     SOUP_LOG(kInfo, "main") << "serving on " << config_.listen;
     if (!server_->tcp_address().empty()) {
       SOUP_LOG(kInfo, "main") << "serving on " << server_->tcp_address() << " with TLS";

@@ -118,7 +118,8 @@ absl::Status CheckLora(const soup::v1::LoraSpec& lora) {
   }
   if (lora.has_init_adapter() != lora.has_init_adapter_config()) {
     return absl::InvalidArgumentError(
-        "lora.init_from needs both adapter_model.safetensors and adapter_config.json");
+        "lora.init_from has one file: it needs both adapter_model.safetensors and "
+        "adapter_config.json");
   }
   if (lora.has_init_adapter()) {
     SOUP_RETURN_IF_ERROR(
