@@ -43,8 +43,12 @@ class Eta {
 // change of state on stderr; with json, every item on a line of its own on stdout.
 class FollowPrinter final : public WatchObserver {
  public:
-  FollowPrinter(Cli* cli, const Job& job, const FollowFlags& flags, bool json_lines)
-      : terminal_(cli->terminal), flags_(flags), json_lines_(json_lines) {
+  FollowPrinter(Cli* cli, Api* api, const Job& job, const FollowFlags& flags, bool json_lines)
+      : terminal_(cli->terminal),
+        api_(api),
+        job_id_(job.id()),
+        flags_(flags),
+        json_lines_(json_lines) {
     steps_total_ = job.steps_total();
     state_ = job.state();
     live_ = terminal_.out_is_terminal() && terminal_.err_is_terminal();
@@ -57,6 +61,11 @@ class FollowPrinter final : public WatchObserver {
     state_ = event.state();
     progress_.Clear();
     if (json_lines_) return PrintItem([&](auto* item) { *item->mutable_event() = event; });
+    if (state_ == soup::v1::RUNNING && steps_total_ == 0) {
+      // Known once PREPARING is over; without it the line has no total and no time left, no more.
+      const absl::StatusOr<Job> job = api_->Get(job_id_);
+      if (job.ok()) steps_total_ = job->steps_total();
+    }
     std::string line = terminal_.Err(ColorOf(event.state()), JobState_Name(event.state()));
     if (event.reason() != soup::v1::REASON_UNSPECIFIED) {
       absl::StrAppend(&line, " (", Reason_Name(event.reason()), ")");
@@ -141,6 +150,8 @@ class FollowPrinter final : public WatchObserver {
   }
 
   Terminal& terminal_;
+  Api* const api_;
+  const std::string job_id_;
   const FollowFlags flags_;
   const bool json_lines_;
   bool live_ = false;
@@ -220,7 +231,7 @@ absl::Status Follow(Cli* cli, Api* api, const Job& job, const FollowFlags& flags
                        : std::vector<OutputFormat>{OutputFormat::kTable, OutputFormat::kJson,
                                                    OutputFormat::kYaml, OutputFormat::kName};
   SOUP_ASSIGN_OR_RETURN(const OutputFormat format, cli->Format(OutputFormat::kTable, forms));
-  FollowPrinter printer(cli, job, flags, flags.show_steps && format == OutputFormat::kJson);
+  FollowPrinter printer(cli, api, job, flags, flags.show_steps && format == OutputFormat::kJson);
   const absl::StatusOr<Job> ended = WatchJob(api, job.id(), options, &printer);
   cli->terminal.ClearStatus();
   if (!ended.ok()) {

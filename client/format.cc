@@ -127,6 +127,7 @@ std::string Table::Render(bool color) const {
       if (!right_[i] && !last) out += pad;
       if (!last) out += "  ";
     }
+    while (!out.empty() && out.back() == ' ') out.pop_back();  // empty cells at the end
     out += '\n';
   }
   return out;

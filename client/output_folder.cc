@@ -14,11 +14,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/exit_codes.h"
-#include "client/file_descriptor.h"
 #include "client/sha256.h"
 #include "client/units.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/unique_fd.h"
 
 namespace soup::client {
 namespace {
@@ -84,7 +84,7 @@ class TemporaryFile {
     return absl::OkStatus();
   }
   absl::Status Sync(const std::string& target) {
-    if (fsync(fd_.get()) != 0 || !fd_.Close()) return ErrnoStatus(errno, "write", target);
+    if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, "write", target);
     return absl::OkStatus();
   }
   absl::Status RenameTo(const std::string& target) {
@@ -96,7 +96,7 @@ class TemporaryFile {
  private:
   TemporaryFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   std::string path_;
-  FileDescriptor fd_;
+  engine::UniqueFd fd_;
 };
 
 // Temporary files of runs that were killed.
@@ -108,7 +108,7 @@ void RemoveStaleTemporaries(const std::string& folder) {
       continue;
     }
     const std::string path = JoinPath(folder, name);
-    const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    const engine::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
     if (fd.get() >= 0 && flock(fd.get(), LOCK_EX | LOCK_NB) == 0) unlink(path.c_str());
   }
 }
@@ -218,7 +218,7 @@ absl::Status CheckRoom(const std::string& folder, int64_t needed) {
 }
 
 absl::Status SyncFolder(const std::string& folder) {
-  const FileDescriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const engine::UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0 || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync", folder);
   return absl::OkStatus();
 }

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "client/file_descriptor.h"
 #include "engine/base/file_system.h"
 #include "engine/base/log.h"
+#include "engine/base/unique_fd.h"
 
 namespace soup::client {
 
@@ -33,7 +33,7 @@ std::string Sha256::HexDigest() {
 }
 
 absl::StatusOr<HashedFile> HashFile(const std::string& path, const ByteProgress& progress) {
-  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const engine::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat st;
   if (fd.get() < 0 || fstat(fd.get(), &st) != 0) return engine::ErrnoStatus(errno, "open", path);
   Sha256 hash;

@@ -122,7 +122,7 @@ std::string HumanSize(double bytes) {
 std::string HumanDuration(double seconds) {
   if (!std::isfinite(seconds)) return "-";
   if (seconds < 0) seconds = 0;
-  if (seconds < 1) return absl::StrFormat("%.0fms", seconds * 1000);
+  if (seconds < 1) return absl::StrFormat("%.*fms", seconds < 0.01 ? 1 : 0, seconds * 1000);
   if (seconds < 60) return absl::StrFormat("%.1fs", seconds);
   const int64_t s = static_cast<int64_t>(seconds + 0.5);
   if (s < 3600) return absl::StrFormat("%dm %02ds", s / 60, s % 60);

@@ -9,11 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/exit_codes.h"
-#include "client/file_descriptor.h"
 #include "client/sha256.h"
 #include "client/units.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/unique_fd.h"
 
 namespace soup::client {
 namespace {
@@ -107,7 +107,7 @@ class FileUpload {
   }
 
   absl::Status Send(int64_t offset) {
-    const FileDescriptor fd(open(file_.path.c_str(), O_RDONLY | O_CLOEXEC));
+    const engine::UniqueFd fd(open(file_.path.c_str(), O_RDONLY | O_CLOEXEC));
     struct stat st;
     if (fd.get() < 0 || fstat(fd.get(), &st) != 0) {
       return engine::ErrnoStatus(errno, "open", file_.path);
