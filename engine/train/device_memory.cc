@@ -36,10 +36,7 @@ absl::Status DeviceMemory::Configure(const MemoryPlan& plan, const std::vector<P
   if (fits && !always_relayout && signature == signature_) return arena_->Bind(plan.arena);
   for (const auto& [id, host] : states) SOUP_RETURN_IF_ERROR(Save(id, host));
   DropAll();
-  if (!fits) {
-    arena_.reset();  // before the next: both may not fit
-    SOUP_ASSIGN_OR_RETURN(arena_, backend_->CreateArena(plan.arena_bytes()));
-  }
+  if (!fits) SOUP_RETURN_IF_ERROR(GrowArena(plan.arena_bytes()));
   SOUP_RETURN_IF_ERROR(arena_->Bind(plan.arena));
   const absl::Status laid_out = LayOut(plan, jobs, states);
   if (!laid_out.ok()) {
@@ -47,6 +44,22 @@ absl::Status DeviceMemory::Configure(const MemoryPlan& plan, const std::vector<P
     return laid_out;
   }
   signature_ = signature;
+  return absl::OkStatus();
+}
+
+absl::Status DeviceMemory::GrowArena(int64_t bytes) {
+  const bool grows_again = arena_ != nullptr;
+  arena_.reset();  // before the next: both may not fit
+  if (grows_again && absl::string_view(backend_->name()) == "cpu") {
+    // Passes of varying size would make and fault in a new arena each time that one is the largest
+    // so far. On the CPU address space that is not touched takes no memory.
+    absl::StatusOr<std::unique_ptr<Arena>> arena = backend_->CreateArena(bytes + bytes / 2);
+    if (arena.ok()) {
+      arena_ = *std::move(arena);
+      return absl::OkStatus();
+    }
+  }
+  SOUP_ASSIGN_OR_RETURN(arena_, backend_->CreateArena(bytes));
   return absl::OkStatus();
 }
 

@@ -63,6 +63,7 @@ class DeviceMemory {
   double* sum_squares() const { return sum_squares_; }
 
  private:
+  absl::Status GrowArena(int64_t bytes);
   absl::Status LayOut(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                       const std::map<std::string, HostState*>& states);
   absl::Status MakeRings(const MemoryPlan& plan, const std::vector<PassJob>& jobs);

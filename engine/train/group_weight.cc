@@ -75,6 +75,7 @@ void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeig
   g.b_type = Operand::kWt;
   g.c_type = Operand::kAct;
   env.backend->Gemm(g);
+  env.progress->fetch_add(1, std::memory_order_relaxed);
 }
 
 void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWeight& w, void* dx) {
@@ -96,6 +97,7 @@ void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWe
   g.b_type = Operand::kWt;
   g.c_type = Operand::kAct;
   env.backend->Gemm(g);
+  env.progress->fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace soup::engine

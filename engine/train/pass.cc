@@ -156,7 +156,6 @@ class Runner {
     SOUP_ASSIGN_OR_RETURN(const SlotRing::Slab slab, inputs_.ring->Acquire(v));
     SOUP_RETURN_IF_ERROR(
         fn(schedule_.visits[v].layer, slab.data, [this, v] { return inputs_.ring->Release(v); }));
-    env_.progress->fetch_add(1, std::memory_order_relaxed);
     return env_.backend->status();
   }
 

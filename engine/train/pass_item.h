@@ -30,7 +30,7 @@ struct PassEnv {
   int64_t act_bytes = 4;                       // of kernels/ops.h's act
   int64_t wt_bytes = 4;                        // and wt
   const float* inverse_frequencies = nullptr;  // device, fp32 [D / 2]
-  std::atomic<int64_t>* progress = nullptr;    // grows with every visit
+  std::atomic<int64_t>* progress = nullptr;    // grows with every large product
 };
 
 inline std::byte* At(void* base, int64_t elements, int64_t element_bytes) {
