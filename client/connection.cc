@@ -187,6 +187,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const Connection& con
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLastReconnectMs);
+  // A lost connection resolves the name again, and gRPC does so every 30 s at most unless told.
+  args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kFirstReconnectMs);
   args.SetUserAgentPrefix(absl::StrCat("soupctl/", SOUP_VERSION));
   if (connection.is_unix) {
     return grpc::CreateCustomChannel(connection.grpc_target, grpc::InsecureChannelCredentials(),
