@@ -116,6 +116,10 @@ absl::Status DaemonOrchestrator::Start() {
   loop_.Post([this] {
     PublishCacheMetrics();
     UpdateQueuePositions();
+    std::vector<std::string> ids;
+    for (const auto& [id, job] : jobs_) ids.push_back(id);
+    for (const std::string& id : ids)
+      if (Job* job = Find(id); job != nullptr) Attend(job);
     Schedule();
   });
   return absl::OkStatus();
@@ -139,8 +143,12 @@ absl::Status DaemonOrchestrator::AdoptUnfinished() {
       } else if (!absl::IsResourceExhausted(moved.status())) {
         return moved.status();
       } else {
-        // No room to write it down. It is taken up as what it will be when there is.
+        // No room to write it down yet: tried again until there is.
         SOUP_LOG(kWarn, "jobs") << record.id << ": " << moved.status().message();
+        Adopt(record)->exit = Exit{JobTrigger::kInterrupted,
+                                   asked ? soup::v1::USER_REQUEST : soup::v1::REASON_UNSPECIFIED,
+                                   "soupd was restarted"};
+        continue;
       }
       LogOf(record.id, "soupd was restarted");
     }
@@ -273,9 +281,9 @@ bool DaemonOrchestrator::Working() const {
 
 void DaemonOrchestrator::UpdateQueuePositions() {
   std::vector<SchedulerJob> queued;
-  std::map<std::string, int32_t> on_base;
+  std::map<std::string, std::vector<std::string>> on_base;
   for (const auto& [id, job] : jobs_) {
-    if (job->prepared != nullptr) ++on_base[job->prepared->base_key];
+    if (job->prepared != nullptr) on_base[job->prepared->base_key].push_back(id);
     if (job->state != soup::v1::QUEUED) continue;
     SchedulerJob s;
     s.id = id;

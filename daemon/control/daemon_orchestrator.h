@@ -255,7 +255,7 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   DeviceView device_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::string, int64_t> positions_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, int32_t> jobs_on_base_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::vector<std::string>> jobs_on_base_ ABSL_GUARDED_BY(mu_);
   std::set<std::string> worker_bases_ ABSL_GUARDED_BY(mu_);  // bases mapped by the worker
   bool drained_ ABSL_GUARDED_BY(mu_) = false;
   mutable std::atomic<bool> ping_out_{false};

@@ -3,7 +3,9 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "daemon/common/job_shape.h"
 #include "daemon/control/daemon_orchestrator.h"
 #include "daemon/control/text.h"
@@ -263,7 +265,17 @@ absl::StatusOr<int64_t> DaemonOrchestrator::Evict(const std::string& fingerprint
   }
   auto freed = cache_->Evict(fingerprint, one);
   loop_.Post([this] { PublishCacheMetrics(); });
-  return freed;
+  if (!absl::IsFailedPrecondition(freed.status())) return freed;
+  std::vector<std::string> users;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [key, ids] : jobs_on_base_)
+      if (absl::StartsWith(key, fingerprint)) users.insert(users.end(), ids.begin(), ids.end());
+  }
+  if (users.empty()) return freed;
+  return absl::FailedPreconditionError(absl::StrCat(freed.status().message(), "; used by ",
+                                                    absl::StrJoin(users, ", "),
+                                                    ": wait for them, or cancel them"));
 }
 
 void DaemonOrchestrator::PublishCacheMetrics() {
@@ -283,7 +295,7 @@ void DaemonOrchestrator::PublishCacheMetrics() {
 
 void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
   const WorkerSupervisor::Info worker = supervisor_->info();
-  std::map<std::string, int32_t> jobs;
+  std::map<std::string, std::vector<std::string>> jobs;
   {
     absl::MutexLock lock(&mu_);
     jobs = jobs_on_base_;
@@ -301,7 +313,7 @@ void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
     base->set_bytes(hosted.bytes);
     base->set_tier(cache::MemoryTierName(hosted.tier));
     auto it = jobs.find(hosted.key.ToString());
-    base->set_jobs(it == jobs.end() ? 0 : it->second);
+    base->set_jobs(it == jobs.end() ? 0 : static_cast<int32_t>(it->second.size()));
   }
   soup::v1::WorkerInfo* info = node->add_workers();
   info->set_pid(worker.pid);

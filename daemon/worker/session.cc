@@ -305,7 +305,8 @@ void Session::DieInTest(const soup::worker::v1::RunPass& pass, bool committed) c
   if (death.job_name.empty() || death.committed != committed) return;
   for (const soup::worker::v1::WorkItem& item : pass.items()) {
     const auto job = jobs_.find(item.job_id());
-    if (job != jobs_.end() && job->second.name == death.job_name && item.step() == death.step)
+    if (job != jobs_.end() && job->second.name == death.job_name && item.step() == death.step &&
+        !item.score())
       ::raise(SIGKILL);
   }
 }

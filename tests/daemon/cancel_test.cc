@@ -127,12 +127,13 @@ TEST(CancelTest, WhilePreparingABigBaseThatAnotherJobWaitsForToo) {
   const Job job = h.Submit(spec);
   spec.set_name("waits");
   const Job other = h.Submit(spec);
-  // In the middle of the import: its progress is shown.
-  const bool importing = h.WatchUntil(job.id(), absl::Seconds(60), [](const auto& reply) {
+  // In the middle of fingerprint, import or load, whichever progress is seen first.
+  const bool preparing = h.WatchUntil(job.id(), absl::Seconds(60), [](const auto& reply) {
     return reply.item_case() == soup::v1::WatchReply::kProgress &&
-           reply.progress().unit() == "bytes" && reply.progress().stage() == "import";
+           (reply.progress().stage() == "fingerprint" || reply.progress().stage() == "import" ||
+            reply.progress().stage() == "load");
   });
-  EXPECT_TRUE(importing);
+  EXPECT_TRUE(preparing);
   const absl::Time asked = absl::Now();
   ASSERT_TRUE(h.Cancel(job.id()).ok());
   h.WaitFor(job.id(), {soup::v1::CANCELLED}, absl::Seconds(20));

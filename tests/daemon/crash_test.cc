@@ -57,7 +57,7 @@ TEST(CrashTest, KilledWorkersCostNothing) {
   }
   const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
   ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
-  EXPECT_EQ(h.Adapter(calm.id()), h.Adapter(job.id()));
+  EXPECT_TRUE(h.Adapter(calm.id()) == h.Adapter(job.id()));
   EXPECT_GT(done.attempts(), 1);
   ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
 }
@@ -95,7 +95,7 @@ TEST(CrashTest, AKilledSoupdGoesOn) {
   }
   const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
   ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
-  EXPECT_EQ(h.Adapter(calm.id()), h.Adapter(job.id()));
+  EXPECT_TRUE(h.Adapter(calm.id()) == h.Adapter(job.id()));
   ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
 }
 
@@ -124,7 +124,7 @@ TEST(CrashTest, SoupdKilledAtAnyMomentOfALifeLosesNoAcknowledgedJob) {
     ExpectWholeHistory(h, id, soup::v1::SUCCEEDED);
     if (first.empty()) first = h.Adapter(id);
     EXPECT_FALSE(first.empty());
-    EXPECT_EQ(h.Adapter(id), first);
+    EXPECT_TRUE(h.Adapter(id) == first);
   }
 }
 
@@ -164,7 +164,7 @@ TEST(CrashTest, AJobThatKillsItsWorkerThreeTimesIsPausedAndItsNeighbourIsNot) {
     const Job done =
         h.WaitFor(beside.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
     EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
-    EXPECT_EQ(h.Adapter(calm.id()), h.Adapter(beside.id()));
+    EXPECT_TRUE(h.Adapter(calm.id()) == h.Adapter(beside.id()));
     ExpectWholeHistory(h, beside.id(), soup::v1::SUCCEEDED);
   }
   std::filesystem::remove_all(dir);
@@ -187,7 +187,7 @@ TEST(CrashTest, AStepThatWasCommittedButNotToldIsToldOnceByTheNextWorker) {
     const Job done = h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::FAILED, soup::v1::SUCCEEDED});
     EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
     EXPECT_EQ(done.attempts(), 2);
-    EXPECT_EQ(h.Adapter(calm.id()), h.Adapter(job.id()));
+    EXPECT_TRUE(h.Adapter(calm.id()) == h.Adapter(job.id()));
     const auto expected = h.Steps(calm.id()), steps = h.Steps(job.id());
     ASSERT_EQ(steps.size(), expected.size());
     for (size_t i = 0; i < steps.size(); ++i) {

@@ -59,7 +59,7 @@ TEST(FaultsTest, APoisonedBaseOrRecordNeverMakesAPoisonedAdapter) {
   const Job good = h.Submit(neighbour);
   const Job ended = h.WaitFor(bad.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
   h.WaitFor(good.id(), {soup::v1::SUCCEEDED});
-  EXPECT_EQ(h.Adapter(alone.id()), h.Adapter(good.id()));
+  EXPECT_TRUE(h.Adapter(alone.id()) == h.Adapter(good.id()));
   EXPECT_NEAR(h.Steps(good.id()).front().loss(), 8.4325, 2e-4);
   int skipped = 0;
   for (const auto& step : h.Steps(bad.id())) skipped += step.skipped();
@@ -151,7 +151,7 @@ TEST(FaultsTest, AFullDiskPausesTheJobAndNothingIsLost) {
     ASSERT_TRUE(h.Resume(job.id()).ok());
     const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
     ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
-    EXPECT_EQ(h.Adapter(job.id()), expected);
+    EXPECT_TRUE(h.Adapter(job.id()) == expected);
     ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
   }
   std::filesystem::remove_all(top);

@@ -51,7 +51,10 @@ class ApiTest : public ::testing::Test {
   // Uploads a small file as `stub`'s user; its SHA-256.
   std::string Upload(soup::v1::Soup::Stub& stub, const std::string& content = "{\"text\":\"a\"}\n");
   soup::v1::JobSpec Spec(const std::string& name, const std::string& sha) const {
-    return GoodSpec(name, BasePath(), sha);
+    soup::v1::JobSpec spec = GoodSpec(name, BasePath(), sha);
+    spec.mutable_data()->mutable_train()->set_size_bytes(
+        engine::RealFileSystem().FileSize(config_.FilePath(sha)).value_or(0));
+    return spec;
   }
   soup::v1::Job Submit(soup::v1::Soup::Stub& stub, const std::string& name);
 

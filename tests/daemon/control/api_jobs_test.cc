@@ -100,6 +100,11 @@ TEST_F(ApiJobsTest, SubmitRefusesWhatIsWrongAndNamesIt) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("data.train"));
   spec = Spec("n", sha);
+  spec.mutable_data()->mutable_train()->set_size_bytes(1);
+  status = SubmitSpec(*alice_, spec, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("data.train.size_bytes is 1"));
+  spec = Spec("n", sha);
   spec.mutable_base()->set_path("/etc");
   EXPECT_EQ(SubmitSpec(*alice_, spec, &job).error_code(), grpc::StatusCode::PERMISSION_DENIED);
   fake_->submit_answer = absl::ResourceExhaustedError("1 GiB is too little; 2 GiB would do");
