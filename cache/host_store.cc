@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "cache/parallel.h"
 #include "cache/shard_keys.h"
+#include "cache/shortage.h"
 #include "engine/base/file_system.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -178,23 +179,28 @@ absl::StatusOr<int64_t> HostStore::Drop(const BaseKey& key) { return rep_->DropI
 // OK: it fits now.
 absl::Status HostStore::Rep::CheckRoom(const BaseKey& key, int64_t bytes) {
   int64_t pinned = 0;
+  bool in_use = false;
   {
     absl::MutexLock lock(&mu);
     pinned = PinnedLocked();
+    for (const auto& [k, entry] : bases) in_use |= entry.base.use_count() > 1;
   }
   if (options.limit_bytes > 0 && pinned + bytes > options.limit_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "base ", key.ToString(), " needs ", bytes,
-        " bytes of host memory; the host store's limit is ", options.limit_bytes, " bytes and ",
-        pinned, " are taken by bases in use: wait for their jobs, or raise the limit"));
+    return MemoryShortage(
+        absl::StrCat("base ", key.ToString(), " needs ", bytes,
+                     " bytes of host memory; the host store's limit is ", options.limit_bytes,
+                     " bytes and ", pinned,
+                     " are taken by bases in use: wait for their jobs, or raise the limit"),
+        in_use && bytes <= options.limit_bytes);
   }
   SOUP_ASSIGN_OR_RETURN(const AvailableMemory available, options.memory->Available());
   if (bytes + options.reserve_bytes > available.bytes) {
-    return absl::ResourceExhaustedError(
+    return MemoryShortage(
         absl::StrCat("base ", key.ToString(), " needs ", bytes, " bytes of host memory and ",
                      options.reserve_bytes, " are kept in reserve; available are ", available.bytes,
                      " bytes, bounded by ", available.bound_by,
-                     ": use base.format nf4, free memory, or raise that bound"));
+                     ": use base.format nf4, free memory, or raise that bound"),
+        in_use);
   }
   return absl::OkStatus();
 }

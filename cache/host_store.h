@@ -11,8 +11,8 @@
 // by the store alone) stays until room is needed or Drop is called; least recently used goes first.
 // Before a base goes, before_drop is called, so that workers unmap it (memory is free only then).
 //
-// Errors: ResourceExhausted (bytes needed, bytes available, what would help), DataLoss (checksum),
-// FailedPrecondition (in use), Cancelled. Thread-safe.
+// Errors: ResourceExhausted (bytes needed, bytes available, what would help; shortage.h), DataLoss
+// (checksum), FailedPrecondition (in use), Cancelled. Thread-safe.
 #ifndef SOUP_CACHE_HOST_STORE_H_
 #define SOUP_CACHE_HOST_STORE_H_
 

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cache/shortage.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 
@@ -58,8 +59,9 @@ absl::StatusOr<MemorySegment> MemorySegment::Map(engine::UniqueFd fd, int64_t by
   MemorySegment segment;
   void* p = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd.get(), 0);
   if (p == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot map a store segment of ", bytes, " bytes (errno ", errno, ")"));
+    return MemoryShortage(
+        absl::StrCat("cannot map a store segment of ", bytes, " bytes (errno ", errno, ")"),
+        /*bases_in_use=*/false);
   }
   segment.fd_ = std::move(fd);
   segment.data_ = static_cast<uint8_t*>(p);
@@ -90,8 +92,9 @@ absl::Status MemorySegment::Prefault(int64_t offset, int64_t bytes) {
     return absl::OkStatus();
   }
   if (errno != EINVAL) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the kernel has no memory for ", bytes, " bytes of a store segment (errno ", errno, ")"));
+    return MemoryShortage(absl::StrCat("the kernel has no memory for ", bytes,
+                                       " bytes of a store segment (errno ", errno, ")"),
+                          /*bases_in_use=*/false);
   }
   // An older kernel: touch every page.
   for (int64_t at = offset; at < offset + bytes; at += kSmallPageBytes) {

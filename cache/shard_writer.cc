@@ -27,8 +27,12 @@ int64_t WithOverhead(int64_t bytes) { return bytes + bytes / 1024 + kOverheadByt
 
 class ShardStore::WriterImpl final : public ShardStore::Writer {
  public:
-  WriterImpl(ShardStore* store, BaseManifest manifest, int64_t total_bytes)
-      : store_(store), rep_(*store->rep_), manifest_(std::move(manifest)), to_come_(total_bytes) {}
+  WriterImpl(ShardStore* store, BaseManifest manifest, int64_t total_bytes, TaskControl control)
+      : store_(store),
+        rep_(*store->rep_),
+        control_(std::move(control)),
+        manifest_(std::move(manifest)),
+        to_come_(total_bytes) {}
 
   ~WriterImpl() override {
     if (committed_) {
@@ -72,6 +76,7 @@ class ShardStore::WriterImpl final : public ShardStore::Writer {
     const int64_t index = static_cast<int64_t>(manifest_.slabs.size());
     const int64_t bytes = static_cast<int64_t>(slab.size());
     for (int64_t at = 0; at < bytes; at += kFlushBytes) {
+      SOUP_RETURN_IF_ERROR(control_.CheckCancelled());
       const int64_t n = std::min(kFlushBytes, bytes - at);
       SOUP_RETURN_IF_ERROR(
           store_->PutChunks(manifest_, index, at / kChunkBytes,
@@ -127,6 +132,7 @@ class ShardStore::WriterImpl final : public ShardStore::Writer {
 
   ShardStore* const store_;
   Rep& rep_;
+  const TaskControl control_;
   BaseManifest manifest_;
   SpaceReservation reservation_;
   int64_t to_come_;        // bytes of slabs not yet flushed
@@ -156,7 +162,7 @@ absl::StatusOr<std::unique_ptr<ShardStore::Writer>> ShardStore::Begin(const Base
   BaseManifest manifest = draft;
   manifest.chunk_bytes = kChunkBytes;
   manifest.slabs.clear();
-  auto writer = std::make_unique<WriterImpl>(this, std::move(manifest), total_bytes);
+  auto writer = std::make_unique<WriterImpl>(this, std::move(manifest), total_bytes, control);
   SOUP_RETURN_IF_ERROR(writer->Start());
   return std::unique_ptr<Writer>(std::move(writer));
 }

@@ -16,7 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using engine::BaseFormat;
-using ::soup::testing::CaseFolder;
 using ::soup::testing::FilesEndingWith;
 using ::soup::testing::FlipByte;
 using ::soup::testing::FolderBytes;

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "cache/importer.h"
+#include "cache/shortage.h"
 #include "engine/base/file_system.h"
 #include "tests/cache/store_helpers.h"
 #include "tests/cache/tiny_model.h"
@@ -55,7 +56,7 @@ class FullDiskTest : public ::testing::Test {
   }
   void Free() { ASSERT_EQ(unlink((disk_ + "/ballast").c_str()), 0); }
   void ExpectFullDisk(const absl::Status& status) {
-    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_EQ(ShortageOf(status), Shortage::kDisk) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(disk_ + "/cache"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("bytes needed"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("bytes free"));

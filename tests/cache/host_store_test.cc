@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "cache/shard_keys.h"
+#include "cache/shortage.h"
 #include "tests/cache/store_helpers.h"
 
 namespace soup::cache {
@@ -155,6 +156,7 @@ TEST_F(HostStoreTest, TooLittleMemoryIsRefusedWithBothNumbersBeforeATouch) {
   for (const char* part : {"8388608", "5242880", "10485760", "a test"}) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(part));
   }
+  EXPECT_EQ(ShortageOf(status), Shortage::kMemoryNever);
   EXPECT_EQ(memory_.segments, 0);
   memory_.available = 13 * kMiB;
   EXPECT_TRUE(Load(store, Manifest('a', {7 * kMiB})).ok());
@@ -174,7 +176,9 @@ TEST_F(HostStoreTest, IdleBasesMakeRoomLeastRecentlyUsedFirst) {
   EXPECT_THAT(dropped_, ::testing::ElementsAre('c'));
   const absl::Status status = Load(store, Manifest('e', {8 * kMiB})).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(ShortageOf(status), Shortage::kMemoryInUse);
   EXPECT_NE(store.Find(MakeKey('a')), nullptr) << "in use: never dropped";
+  EXPECT_EQ(ShortageOf(Load(store, Manifest('f', {9 * kMiB})).status()), Shortage::kMemoryNever);
 }
 
 TEST_F(HostStoreTest, DropNeedsAnIdleBase) {

@@ -15,7 +15,6 @@
 namespace soup::engine {
 namespace {
 
-using ::soup::testing::ReadWhole;
 using ::soup::testing::SeededRng;
 using ::soup::testing::TempDir;
 using ::soup::testing::WriteWhole;
