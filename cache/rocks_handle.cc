@@ -193,6 +193,7 @@ absl::Status RocksHandle::WriteState() {
 absl::Status RocksHandle::EnsureWritable() {
   absl::MutexLock recovery(&recovery_mu_);
   if (WriteState().ok()) return absl::OkStatus();
+  SOUP_RETURN_IF_ERROR(CheckRoomToOpen());  // without it every try fails, and costs a flush
   {
     absl::ReaderMutexLock lock(&mu_);
     if (db_.db != nullptr && db_.db->Resume().ok() && Probe(db_).ok()) {
@@ -201,7 +202,6 @@ absl::Status RocksHandle::EnsureWritable() {
       return absl::OkStatus();
     }
   }
-  SOUP_RETURN_IF_ERROR(CheckRoomToOpen());
   absl::MutexLock lock(&mu_);
   CloseLocked();
   SOUP_RETURN_IF_ERROR(OpenLocked());

@@ -48,6 +48,7 @@ ShardStore::Pin& ShardStore::Pin::operator=(Pin&& other) noexcept {
 
 ShardStore::Pin::~Pin() {
   if (store_ == nullptr) return;
+  store_->rep_->Touch(key_);  // the end of a long use is a use
   absl::MutexLock lock(&store_->rep_->mu);
   const auto it = store_->rep_->bases.find(key_);
   if (it != store_->rep_->bases.end()) --it->second.pins;

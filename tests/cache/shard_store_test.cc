@@ -196,6 +196,21 @@ TEST_F(ShardStoreTest, CapEvictsTheLeastRecentlyUsedThatIsNotInUse) {
   EXPECT_EQ(store_->List().size(), 3u) << "nothing is evicted for a base that cannot fit";
 }
 
+TEST_F(ShardStoreTest, EndOfALongUseIsAUse) {
+  cap_ = 10 * kMiB;
+  Reopen();
+  {
+    const auto long_use = PutBase(*store_, MakeKey('a'), {3 * kMiB});
+    ASSERT_TRUE(long_use.ok());
+    Put(MakeKey('b'), {3 * kMiB});
+    clock_.AdvanceNs(1'000'000'000);
+  }
+  Put(MakeKey('c'), {6 * kMiB});
+  std::vector<char> left;
+  for (const StoredBase& base : store_->List()) left.push_back(base.manifest.key.fingerprint[0]);
+  EXPECT_THAT(left, ::testing::ElementsAre('a', 'c'));
+}
+
 TEST_F(ShardStoreTest, CapThatOnlyBasesInUseFillRefuses) {
   cap_ = 4 * kMiB;
   Reopen();
