@@ -1,6 +1,9 @@
 #include "client/api.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <random>
 #include <utility>
 
@@ -8,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "client/exit_codes.h"
-#include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::client {
@@ -21,6 +23,13 @@ constexpr absl::Duration kFirstWait = absl::Milliseconds(250);
 constexpr absl::Duration kLastWait = absl::Seconds(2);
 constexpr absl::Duration kWorkDeadline = absl::Minutes(10);
 constexpr int kPageSize = 500;
+
+// Why the unix socket of a connection cannot be reached; 0: it can, or it is another kind.
+int SocketError(const Connection& connection) {
+  absl::string_view path = connection.grpc_target;
+  if (!absl::ConsumePrefix(&path, "unix:")) return 0;
+  return access(std::string(path).c_str(), F_OK) == 0 ? 0 : errno;
+}
 
 }  // namespace
 
@@ -62,14 +71,19 @@ absl::Status Api::Explain(const grpc::Status& status, const std::string& doing) 
       absl::StrCat(connection_.endpoint, " (from ", connection_.endpoint_from, ")");
   std::string message = status.error_message();
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    absl::string_view path = connection_.grpc_target;
-    if (absl::ConsumePrefix(&path, "unix:") &&
-        !engine::RealFileSystem().Exists(std::string(path))) {
-      message = absl::StrCat("soupd is not running: there is no socket at ", at,
-                             "; start soupd, or name another endpoint with --endpoint");
-    } else {
-      message = absl::StrCat("soupd at ", at, " cannot be reached or is stopping: ", message,
-                             "; see: soupctl doctor");
+    switch (SocketError(connection_)) {
+      case ENOENT:
+        message = absl::StrCat("soupd is not running: there is no socket at ", at,
+                               "; start soupd, or name another endpoint with --endpoint");
+        break;
+      case EACCES:
+        message = absl::StrCat("you may not reach the socket at ", at,
+                               ", a folder above it is closed to you; ask soupd's admin for an "
+                               "endpoint that all may reach, such as unix:/run/soupd/soupd.sock");
+        break;
+      default:
+        message = absl::StrCat("soupd at ", at, " cannot be reached or is stopping: ", message,
+                               "; see: soupctl doctor");
     }
   } else if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
     absl::StrAppend(&message, " (endpoint ", at,
@@ -92,9 +106,8 @@ absl::StatusOr<Reply> Api::Call(std::unique_ptr<grpc::ClientAsyncResponseReader<
     const grpc::Status status = CallUnary(stub_.get(), start, request, deadline, &reply);
     if (status.ok()) return reply;
     absl::Status error = Explain(status, doing);
-    // A unix socket that does not exist is no passing trouble; say so at once.
-    const bool absent =
-        connection_.is_unix && !engine::RealFileSystem().Exists(connection_.grpc_target.substr(5));
+    // A unix socket that is not there is no passing trouble; say so at once.
+    const bool absent = SocketError(connection_) != 0;
     if (!IsRetriable(error) || absent || attempt == kAttempts) return error;
     if (!SleepUnlessInterrupted(backoff.Next())) {
       return InterruptedError(PendingSignal(), absl::StrCat(doing, ": interrupted"));

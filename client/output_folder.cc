@@ -212,9 +212,8 @@ class Download {
 absl::Status CheckRoom(const std::string& folder, int64_t needed) {
   SOUP_ASSIGN_OR_RETURN(const int64_t free_bytes, engine::RealFileSystem().FreeBytes(folder));
   if (needed <= free_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("output ", folder, ": ", needed, " bytes needed, ", free_bytes,
-                   " bytes free; make room, or fetch elsewhere: soupctl fetch JOB --output DIR"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "output ", folder, ": ", needed, " bytes needed, ", free_bytes, " bytes free; make room"));
 }
 
 absl::Status SyncFolder(const std::string& folder) {

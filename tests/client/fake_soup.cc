@@ -107,6 +107,11 @@ std::string FakeSoup::Uploaded(const std::string& sha256) {
   return it == whole_.end() ? "" : it->second;
 }
 
+bool FakeSoup::AwaitStall() {
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout(absl::Condition(&seen_.stalled), absl::Seconds(10));
+}
+
 bool FakeSoup::AwaitWatches(size_t count) {
   absl::MutexLock lock(&mutex_);
   const auto enough = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -380,6 +385,16 @@ Status FakeSoup::UploadFile(Context* context, grpc::ServerReader<UploadChunk>* r
         static_cast<int64_t>(have.size()) >= faults_.cut_upload_after_bytes) {
       faults_.cut_upload_after_bytes = -1;
       return Status(StatusCode::UNAVAILABLE, "the connection broke");
+    }
+    if (faults_.stall_upload_after_bytes >= 0 &&
+        static_cast<int64_t>(have.size()) >= faults_.stall_upload_after_bytes) {
+      faults_.stall_upload_after_bytes = -1;
+      seen_.stalled = true;
+      const absl::Time end = absl::Now() + absl::Seconds(20);
+      const auto gone = [&] { return context->IsCancelled() || absl::Now() > end; };
+      // IsCancelled does not wake a Condition: look again now and then.
+      while (!gone()) mutex_.AwaitWithTimeout(absl::Condition(&gone), absl::Milliseconds(20));
+      return Status::CANCELLED;
     }
   }
   absl::MutexLock lock(&mutex_);

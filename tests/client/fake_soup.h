@@ -22,12 +22,13 @@ class FakeSoup final : public soup::v1::Soup::Service {
   struct Faults {
     int submit_unavailable_after = 0;  // calls that take effect, then answer UNAVAILABLE
     int get_unavailable = 0;
-    int64_t cut_upload_after_bytes = -1;  // once: the stream breaks when so much has come
-    int lose_upload_replies = 0;          // completed, but the answer is UNAVAILABLE
-    std::vector<int> cut_watch_after;     // items of each connection before it breaks
-    bool watch_ends_early = false;        // once: ends in order though the job goes on
-    bool silent_watch = false;            // once: says nothing at all
-    int64_t cut_fetch_after_bytes = -1;   // once
+    int64_t cut_upload_after_bytes = -1;    // once: the stream breaks when so much has come
+    int64_t stall_upload_after_bytes = -1;  // reads no further until the caller goes
+    int lose_upload_replies = 0;            // completed, but the answer is UNAVAILABLE
+    std::vector<int> cut_watch_after;       // items of each connection before it breaks
+    bool watch_ends_early = false;          // once: ends in order though the job goes on
+    bool silent_watch = false;              // once: says nothing at all
+    int64_t cut_fetch_after_bytes = -1;     // once
     bool corrupt_fetch = false;
     grpc::Status every_call = grpc::Status::OK;
   };
@@ -36,6 +37,7 @@ class FakeSoup final : public soup::v1::Soup::Service {
     int uploads = 0;
     int64_t upload_bytes = 0;
     int64_t largest_chunk = 0;
+    bool stalled = false;
     std::vector<int64_t> upload_offsets;  // first chunk of each stream
     std::vector<soup::v1::WatchRequest> watches;
     std::vector<int64_t> fetch_offsets;
@@ -65,6 +67,8 @@ class FakeSoup final : public soup::v1::Soup::Service {
     absl::MutexLock lock(&mutex_);
     return seen_;
   }
+  // Until an upload stalls; false after ten seconds.
+  bool AwaitStall();
   // Until `count` Watch streams have begun; false after ten seconds.
   bool AwaitWatches(size_t count);
 

@@ -180,6 +180,29 @@ TEST_F(SoupctlTest, AnOutputThatCannotBeWrittenIsRefusedAtSubmit) {
   EXPECT_EQ(soup_.seen().uploads, 0) << "before anything is sent";
 }
 
+TEST_F(SoupctlTest, CtrlCInAnUploadStopsAtOnceAndTheNextGoesOn) {
+  Serve();
+  const std::string data = RandomBytes(20 << 20, 9);
+  WriteWhole(folder_ / "train.jsonl", data);
+  soup_.WithFaults([](auto& f) { f.stall_upload_after_bytes = 4 << 20; });
+  auto process = Start({"submit", "job.yaml"});
+  ASSERT_TRUE(soup_.AwaitStall());
+  process->Signal(SIGINT);
+  EXPECT_EQ(process->Wait(absl::Seconds(10)), 130);
+  EXPECT_THAT(process->err(), HasSubstr("submit again to go on where it stopped"));
+  EXPECT_EQ(soup_.seen().submits, 0);
+  EXPECT_EQ(Run({"submit", "job.yaml"}).code, 0);
+  EXPECT_EQ(soup_.Uploaded(soup_.GetJob("job-1").spec().data().train().sha256()), data);
+  EXPECT_THAT(soup_.seen().upload_offsets, ElementsAre(0, 4 << 20));
+}
+
+TEST_F(SoupctlTest, ASocketThatIsAbsentIsSaidSo) {
+  const Ended absent = Run({"list"});
+  EXPECT_EQ(absent.code, 8);
+  EXPECT_THAT(absent.err, HasSubstr("soupd is not running: there is no socket at unix:" +
+                                    (folder_ / "s") + " (from SOUP_ENDPOINT)"));
+}
+
 TEST_F(SoupctlTest, SubmitWaitFillsTheOutput) {
   Serve();
   auto process = Start({"submit", "job.yaml", "--wait"});
