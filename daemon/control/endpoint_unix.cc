@@ -30,6 +30,7 @@ namespace {
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr int64_t kNumberRestMs = 30'000;
 constexpr int64_t kAcceptRestMs = 100;
+constexpr int kMaxNumbers = 1 << 16;
 
 int64_t NowMs() { return engine::RealClock().MonotonicNs() / 1'000'000; }
 
@@ -92,6 +93,7 @@ class NumberRing {
       high_ = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
     }
     low_ = next_ = std::min(high_ / 4, 4096);
+    high_ = std::min(high_, low_ + kMaxNumbers);  // bounds the tables by number, too
   }
 
   // A duplicate of `fd` under a rested number; -1 when there is none just now.

@@ -1,16 +1,9 @@
 #include "daemon/control/job_store.h"
 
-#include <fcntl.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <deque>
 #include <limits>
-#include <set>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -18,11 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "daemon/control/job_store_actions.h"
 #include "daemon/control/job_store_schema.h"
 #include "daemon/control/sha256.h"
 #include "daemon/control/sqlite_db.h"
+#include "daemon/control/store_writer.h"
 #include "daemon/control/text.h"
-#include "engine/base/file_system.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
@@ -31,18 +25,8 @@ namespace {
 
 using soup::v1::JobEvent;
 
-constexpr size_t kMaxMessageBytes = 16 << 10;
 constexpr size_t kMaxWarningBytes = 1024;
 constexpr size_t kMaxWarnings = 100;
-constexpr size_t kMaxBatch = 64;
-constexpr int64_t kRequestMemoryMs = int64_t{30} * 24 * 3600 * 1000;
-
-// What a write tells once it is on disk.
-struct Told {
-  JobRecord record;
-  JobEvent event;
-  std::optional<JobState> from;  // nullopt: a new job
-};
 
 // 9 characters of milliseconds, 5 of chance.
 std::string NewJobId(int64_t unix_ms) {
@@ -57,55 +41,13 @@ std::string NewJobId(int64_t unix_ms) {
   return id;
 }
 
-// A file whose blocks are given up when the disk is full, so that a last write finds room.
-class Reserve {
- public:
-  Reserve(std::string path, int64_t bytes) : path_(std::move(path)), bytes_(bytes) { Fill(); }
-
-  // True when there was something to give.
-  bool GiveUp() {
-    if (!held_) return false;
-    held_ = false;
-    return truncate(path_.c_str(), 0) == 0;
-  }
-
-  void Fill() {
-    if (held_ || bytes_ <= 0) return;
-    const absl::StatusOr<int64_t> free =
-        engine::RealFileSystem().FreeBytes(path_.substr(0, path_.rfind('/')));
-    if (!free.ok() || *free < 4 * bytes_) return;
-    const int fd = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return;
-    held_ = posix_fallocate(fd, 0, bytes_) == 0;
-    if (!held_ && ftruncate(fd, 0) != 0) {
-      SOUP_LOG(kWarn, "store") << "cannot cut " << path_;
-    }
-    close(fd);
-  }
-
- private:
-  const std::string path_;
-  const int64_t bytes_;
-  bool held_ = false;
-};
-
 class SqliteJobStore final : public JobStore {
  public:
   SqliteJobStore(const JobStoreOptions& options, const engine::Clock& clock,
                  std::unique_ptr<SqliteDb> write_db, std::unique_ptr<SqliteDb> read_db)
-      : options_(options),
-        clock_(clock),
-        write_db_(std::move(write_db)),
-        reserve_(options.path + ".reserve", options.reserve_bytes),
-        read_db_(std::move(read_db)) {}
-
-  ~SqliteJobStore() override {
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      stopping_ = true;
-    }
-    if (writer_.joinable()) writer_.join();
-  }
+      : clock_(clock),
+        read_db_(std::move(read_db)),
+        writer_(options, std::move(write_db), [this](const Told& told) { Publish(told); }) {}
 
   absl::Status Init();
 
@@ -139,60 +81,26 @@ class SqliteJobStore final : public JobStore {
                                 int64_t* size_bytes) const override;
   absl::StatusOr<bool> FileInUse(const std::string& sha256) const override;
 
-  absl::Status StorageStatus() const override {
-    absl::MutexLock lock(&state_mutex_);
-    return storage_status_;
-  }
+  absl::Status StorageStatus() const override { return writer_.StorageStatus(); }
   void SetListener(Listener listener) override {
     absl::MutexLock lock(&state_mutex_);
     listener_ = std::move(listener);
   }
 
  private:
-  // Runs in a transaction, perhaps twice (after the reserve was given up): assigns its results
-  // anew.
-  using WriteFn = std::function<absl::Status(SqliteDb& db, std::vector<Told>* told)>;
-  struct Write {
-    WriteFn run;
-    std::vector<Told> told;
-    absl::Status result;
-    bool done = false;
-  };
-
-  absl::Status Do(WriteFn run);
-  void WriterLoop();
-  void RunBatch(const std::vector<Write*>& batch);
-  absl::Status TryBatch(const std::vector<Write*>& batch);
-  void Publish(const std::vector<Write*>& batch);
-
+  void Publish(const Told& told);
   int64_t NowMs() const { return clock_.UnixNs() / 1'000'000; }
-  absl::Status Apply(SqliteDb& db, JobRecord& record, JobTrigger trigger, Reason reason,
-                     const std::string& message, std::vector<Told>* told) const;
-  absl::Status TouchUser(SqliteDb& db, const std::string& user) const;
-  // The job id remembered under the request ("" for other mutations); nullopt: a new request, now
-  // stored.
-  absl::StatusOr<std::optional<std::string>> RecallRequest(SqliteDb& db,
-                                                           const RequestKey& key) const;
-  absl::Status StoreRequest(SqliteDb& db, const RequestKey& key, const std::string& job_id) const;
 
-  const JobStoreOptions options_;
   const engine::Clock& clock_;
-
-  const std::unique_ptr<SqliteDb> write_db_;  // writer thread only, once Init is over
-  Reserve reserve_;                           // likewise
 
   mutable absl::Mutex read_mutex_;
   const std::unique_ptr<SqliteDb> read_db_ ABSL_PT_GUARDED_BY(read_mutex_);
 
-  absl::Mutex queue_mutex_;
-  std::deque<Write*> queue_ ABSL_GUARDED_BY(queue_mutex_);
-  bool stopping_ ABSL_GUARDED_BY(queue_mutex_) = false;
-  std::thread writer_;
-
   mutable absl::Mutex state_mutex_;
-  absl::Status storage_status_ ABSL_GUARDED_BY(state_mutex_);
   Listener listener_ ABSL_GUARDED_BY(state_mutex_);
   std::map<JobState, int64_t> counts_ ABSL_GUARDED_BY(state_mutex_);
+
+  StoreWriter writer_;  // last: its thread publishes into the rest
 };
 
 absl::Status SqliteJobStore::Init() {
@@ -207,150 +115,21 @@ absl::Status SqliteJobStore::Init() {
       counts_[static_cast<JobState>(q.ColumnInt(0))] = q.ColumnInt(1);
     }
   }
-  writer_ = std::thread([this] { WriterLoop(); });
   return absl::OkStatus();
 }
 
-// ---- the writer ---------------------------------------------------------------------------------
-
-absl::Status SqliteJobStore::Do(WriteFn run) {
-  SOUP_CHECK(std::this_thread::get_id() != writer_.get_id());
-  Write write;
-  write.run = std::move(run);
-  absl::MutexLock lock(&queue_mutex_);
-  if (stopping_) return absl::UnavailableError("the job store is closed");
-  if (queue_.size() >= options_.max_pending_writes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the job store has ", queue_.size(), " writes waiting, the most it takes; try again"));
-  }
-  queue_.push_back(&write);
-  queue_mutex_.Await(absl::Condition(&write.done));
-  return write.result;
-}
-
-void SqliteJobStore::WriterLoop() {
-  while (true) {
-    std::vector<Write*> batch;
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
-        return stopping_ || !queue_.empty();
-      };
-      queue_mutex_.Await(absl::Condition(&ready));
-      if (queue_.empty()) return;
-      while (!queue_.empty() && batch.size() < kMaxBatch) {
-        batch.push_back(queue_.front());
-        queue_.pop_front();
-      }
-    }
-    RunBatch(batch);
-    absl::MutexLock lock(&queue_mutex_);
-    for (Write* write : batch) write->done = true;
-  }
-}
-
-void SqliteJobStore::RunBatch(const std::vector<Write*>& batch) {
-  absl::Status status = TryBatch(batch);
-  if (absl::IsResourceExhausted(status) && reserve_.GiveUp()) {
-    SOUP_LOG(kWarn, "store") << status.message() << "; using the reserve";
-    status = TryBatch(batch);
-  }
-  {
-    absl::MutexLock lock(&state_mutex_);
-    storage_status_ = status;
-  }
-  if (!status.ok()) {
-    SOUP_LOG(kError, "store") << status.message();
-    for (Write* write : batch) write->result = status;
-    return;
-  }
-  Publish(batch);
-  reserve_.Fill();
-}
-
-// OK: committed, each write has its own result. Otherwise nothing was written.
-absl::Status SqliteJobStore::TryBatch(const std::vector<Write*>& batch) {
-  SqliteDb& db = *write_db_;
-  const auto abandon = [&](const absl::Status& why) {
-    if (db.InTransaction()) (void)db.Exec("ROLLBACK");
-    db.TakeStorageFailed();
-    return why;
-  };
-  db.TakeStorageFailed();
-  absl::Status status = db.Exec("BEGIN IMMEDIATE");
-  if (!status.ok()) return abandon(status);
-  for (Write* write : batch) {
-    write->told.clear();
-    status = db.Exec("SAVEPOINT one");
-    if (!status.ok()) return abandon(status);
-    write->result = write->run(db, &write->told);
-    if (db.TakeStorageFailed()) return abandon(write->result);
-    if (!write->result.ok()) {
-      write->told.clear();
-      status = db.Exec("ROLLBACK TO one");
-      if (!status.ok()) return abandon(status);
-    }
-    status = db.Exec("RELEASE one");
-    if (!status.ok()) return abandon(status);
-  }
-  status = db.Exec("COMMIT");
-  return status.ok() ? status : abandon(status);
-}
-
-void SqliteJobStore::Publish(const std::vector<Write*>& batch) {
+void SqliteJobStore::Publish(const Told& told) {
   Listener listener;
   {
     absl::MutexLock lock(&state_mutex_);
     listener = listener_;
-    for (const Write* write : batch) {
-      for (const Told& told : write->told) {
-        if (told.from.has_value()) --counts_[*told.from];
-        ++counts_[told.record.state];
-      }
-    }
+    if (told.from.has_value()) --counts_[*told.from];
+    ++counts_[told.record.state];
   }
-  if (!listener) return;
-  for (const Write* write : batch) {
-    for (const Told& told : write->told) listener(told.record, told.event);
-  }
+  if (listener) listener(told.record, told.event);
 }
 
 // ---- writes -------------------------------------------------------------------------------------
-
-absl::Status SqliteJobStore::TouchUser(SqliteDb& db, const std::string& user) const {
-  SOUP_ASSIGN_OR_RETURN(Query q, db.Prepare("INSERT OR IGNORE INTO users VALUES (?,?)"));
-  q.Text(user).Int(NowMs());
-  return q.Run();
-}
-
-absl::StatusOr<std::optional<std::string>> SqliteJobStore::RecallRequest(
-    SqliteDb& db, const RequestKey& key) const {
-  if (key.request_id.empty()) return std::nullopt;
-  SOUP_ASSIGN_OR_RETURN(
-      Query q, db.Prepare("SELECT digest, job_id FROM requests WHERE user=? AND request_id=?"));
-  q.Text(key.user).Text(key.request_id);
-  SOUP_ASSIGN_OR_RETURN(const bool row, q.Step());
-  if (!row) return std::nullopt;
-  if (q.ColumnText(0) != key.digest) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "request id ", Quoted(key.request_id),
-        " was used before with another payload; use a new request id for a new request"));
-  }
-  return q.ColumnText(1);
-}
-
-absl::Status SqliteJobStore::StoreRequest(SqliteDb& db, const RequestKey& key,
-                                          const std::string& job_id) const {
-  if (key.request_id.empty()) return absl::OkStatus();
-  {
-    SOUP_ASSIGN_OR_RETURN(Query q, db.Prepare("INSERT INTO requests VALUES (?,?,?,?,?)"));
-    q.Text(key.user).Text(key.request_id).Text(key.digest).Text(job_id).Int(NowMs());
-    SOUP_RETURN_IF_ERROR(q.Run());
-  }
-  SOUP_ASSIGN_OR_RETURN(Query q, db.Prepare("DELETE FROM requests WHERE unix_ms < ?"));
-  q.Int(NowMs() - kRequestMemoryMs);
-  return q.Run();
-}
 
 absl::StatusOr<JobStore::CreateResult> SqliteJobStore::CreateJob(const std::string& user,
                                                                  const std::string& request_id,
@@ -359,14 +138,15 @@ absl::StatusOr<JobStore::CreateResult> SqliteJobStore::CreateJob(const std::stri
                                                                  int64_t max_queued) {
   const RequestKey key{user, request_id, Sha256Hex("submit\n" + spec.SerializeAsString())};
   CreateResult result;
-  const absl::Status status = Do([&](SqliteDb& db, std::vector<Told>* told) -> absl::Status {
+  const absl::Status status = writer_.Do([&](SqliteDb& db,
+                                             std::vector<Told>* told) -> absl::Status {
     result = CreateResult{};
     SOUP_ASSIGN_OR_RETURN(const std::optional<std::string> before, RecallRequest(db, key));
     if (before.has_value()) {
       SOUP_ASSIGN_OR_RETURN(result.job, SelectJob(db, *before));
       return absl::OkStatus();
     }
-    SOUP_RETURN_IF_ERROR(TouchUser(db, user));
+    SOUP_RETURN_IF_ERROR(TouchUser(db, user, NowMs()));
     if (max_queued > 0) {
       SOUP_ASSIGN_OR_RETURN(Query q,
                             db.Prepare("SELECT COUNT(*) FROM jobs WHERE ended=0 AND user=?"));
@@ -403,7 +183,7 @@ absl::StatusOr<JobStore::CreateResult> SqliteJobStore::CreateJob(const std::stri
       q.Text(file->sha256()).Text(job.id);
       SOUP_RETURN_IF_ERROR(q.Run());
     }
-    SOUP_RETURN_IF_ERROR(StoreRequest(db, key, job.id));
+    SOUP_RETURN_IF_ERROR(StoreRequest(db, key, job.id, NowMs()));
     result.created = true;
     told->push_back(Told{job, event, std::nullopt});
     return absl::OkStatus();
@@ -412,81 +192,22 @@ absl::StatusOr<JobStore::CreateResult> SqliteJobStore::CreateJob(const std::stri
   return result;
 }
 
-absl::Status SqliteJobStore::Apply(SqliteDb& db, JobRecord& record, JobTrigger trigger,
-                                   Reason reason, const std::string& message,
-                                   std::vector<Told>* told) const {
-  const JobState from = record.state;
-  const std::optional<JobState> to = NextState(from, trigger);
-  if (!to.has_value()) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", record.id, " is ", JobStateName(from),
-                                                      ", which ", JobTriggerName(trigger),
-                                                      " does not allow"));
-  }
-  if (!ReasonAllowed(trigger, reason)) {
-    return absl::InvalidArgumentError(absl::StrCat("job ", record.id, ": ", JobTriggerName(trigger),
-                                                   " cannot have the reason \"", ReasonName(reason),
-                                                   "\""));
-  }
-  const int64_t now = NowMs();
-  record.state = *to;
-  record.reason = reason;
-  record.message = CleanText(message, kMaxMessageBytes);
-  ++record.last_sequence;
-  if (*to == soup::v1::QUEUED) record.queued_unix_ms = now;
-  if (HasEnded(*to)) record.finished_unix_ms = now;
-  if (trigger == JobTrigger::kInterrupted &&
-      (reason == soup::v1::WORKER_LOST || reason == soup::v1::DEVICE_LOST) &&
-      record.attempt_started_unix_ms != 0) {
-    ++record.device_losses;
-  }
-  const bool attempt_goes_on = *to == soup::v1::RUNNING || *to == soup::v1::PAUSING ||
-                               *to == soup::v1::CANCELLING || *to == soup::v1::FINALIZING;
-  if (*to == soup::v1::RUNNING) {
-    ++record.attempts;
-    record.attempt_started_unix_ms = now;
-    if (record.started_unix_ms == 0) record.started_unix_ms = now;
-    SOUP_ASSIGN_OR_RETURN(Query q, db.Prepare("INSERT INTO attempts VALUES (?,?,?,0,0,0)"));
-    q.Text(record.id).Int(record.attempts).Int(now);
-    SOUP_RETURN_IF_ERROR(q.Run());
-  } else if (!attempt_goes_on && record.attempt_started_unix_ms != 0) {
-    const bool end_unknown =
-        trigger == JobTrigger::kInterrupted && reason == soup::v1::REASON_UNSPECIFIED;
-    if (!end_unknown)
-      record.running_ms += std::max<int64_t>(0, now - record.attempt_started_unix_ms);
-    record.attempt_started_unix_ms = 0;
-    SOUP_ASSIGN_OR_RETURN(Query q, db.Prepare("UPDATE attempts SET ended_unix_ms=?, end_state=?, "
-                                              "end_reason=? WHERE job_id=? AND attempt=?"));
-    q.Int(now).Int(*to).Int(reason).Text(record.id).Int(record.attempts);
-    SOUP_RETURN_IF_ERROR(q.Run());
-  }
-  SOUP_RETURN_IF_ERROR(UpdateJobRow(db, record));
-  JobEvent event;
-  event.set_job_id(record.id);
-  event.set_sequence(record.last_sequence);
-  event.set_unix_ms(now);
-  event.set_state(*to);
-  event.set_reason(reason);
-  event.set_message(record.message);
-  SOUP_RETURN_IF_ERROR(InsertEvent(db, event));
-  told->push_back(Told{record, event, from});
-  return absl::OkStatus();
-}
-
 absl::StatusOr<JobRecord> SqliteJobStore::Transition(const std::string& job_id, JobTrigger trigger,
                                                      Reason reason, const std::string& message,
                                                      const std::vector<JobState>& only_from) {
   JobRecord record;
-  const absl::Status status = Do([&](SqliteDb& db, std::vector<Told>* told) -> absl::Status {
-    SOUP_ASSIGN_OR_RETURN(record, SelectJob(db, job_id));
-    if (!only_from.empty() &&
-        std::find(only_from.begin(), only_from.end(), record.state) == only_from.end()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "job ", job_id, " is ", JobStateName(record.state), " by now, no longer ",
-          absl::StrJoin(only_from, " or ",
-                        [](std::string* out, JobState s) { out->append(JobStateName(s)); })));
-    }
-    return Apply(db, record, trigger, reason, message, told);
-  });
+  const absl::Status status =
+      writer_.Do([&](SqliteDb& db, std::vector<Told>* told) -> absl::Status {
+        SOUP_ASSIGN_OR_RETURN(record, SelectJob(db, job_id));
+        if (!only_from.empty() &&
+            std::find(only_from.begin(), only_from.end(), record.state) == only_from.end()) {
+          return absl::FailedPreconditionError(absl::StrCat(
+              "job ", job_id, " is ", JobStateName(record.state), " by now, no longer ",
+              absl::StrJoin(only_from, " or ",
+                            [](std::string* out, JobState s) { out->append(JobStateName(s)); })));
+        }
+        return ApplyTrigger(db, record, trigger, reason, message, NowMs(), told);
+      });
   SOUP_RETURN_IF_ERROR(status);
   return record;
 }
@@ -496,35 +217,37 @@ absl::StatusOr<JobStore::RequestResult> SqliteJobStore::ApplyRequest(const std::
                                                                      const std::string& message,
                                                                      const RequestKey& key) {
   RequestResult result;
-  const absl::Status status = Do([&](SqliteDb& db, std::vector<Told>* told) -> absl::Status {
-    result = RequestResult{};
-    SOUP_ASSIGN_OR_RETURN(result.job, SelectJob(db, job_id));
-    SOUP_ASSIGN_OR_RETURN(const std::optional<std::string> before, RecallRequest(db, key));
-    if (before.has_value()) return absl::OkStatus();
-    switch (JudgeRequest(result.job.state, request)) {
-      case RequestVerdict::kRefused:
-        return absl::FailedPreconditionError(
-            absl::StrCat("job ", job_id, " is ", JobStateName(result.job.state), ": ",
-                         HasEnded(result.job.state)                 ? "it has ended"
-                         : result.job.state == soup::v1::PAUSING    ? "wait until it is PAUSED"
-                         : result.job.state == soup::v1::FINALIZING ? "it is writing its result"
-                                                                    : "it is being cancelled"));
-      case RequestVerdict::kAlready:
-        break;
-      case RequestVerdict::kApply:
-        SOUP_RETURN_IF_ERROR(Apply(db, result.job, request, soup::v1::USER_REQUEST, message, told));
-        result.applied = true;
-        break;
-    }
-    SOUP_RETURN_IF_ERROR(TouchUser(db, key.user));
-    return StoreRequest(db, key, job_id);
-  });
+  const absl::Status status =
+      writer_.Do([&](SqliteDb& db, std::vector<Told>* told) -> absl::Status {
+        result = RequestResult{};
+        SOUP_ASSIGN_OR_RETURN(result.job, SelectJob(db, job_id));
+        SOUP_ASSIGN_OR_RETURN(const std::optional<std::string> before, RecallRequest(db, key));
+        if (before.has_value()) return absl::OkStatus();
+        switch (JudgeRequest(result.job.state, request)) {
+          case RequestVerdict::kRefused:
+            return absl::FailedPreconditionError(
+                absl::StrCat("job ", job_id, " is ", JobStateName(result.job.state), ": ",
+                             HasEnded(result.job.state)                 ? "it has ended"
+                             : result.job.state == soup::v1::PAUSING    ? "wait until it is PAUSED"
+                             : result.job.state == soup::v1::FINALIZING ? "it is writing its result"
+                                                                        : "it is being cancelled"));
+          case RequestVerdict::kAlready:
+            break;
+          case RequestVerdict::kApply:
+            SOUP_RETURN_IF_ERROR(ApplyTrigger(db, result.job, request, soup::v1::USER_REQUEST,
+                                              message, NowMs(), told));
+            result.applied = true;
+            break;
+        }
+        SOUP_RETURN_IF_ERROR(TouchUser(db, key.user, NowMs()));
+        return StoreRequest(db, key, job_id, NowMs());
+      });
   SOUP_RETURN_IF_ERROR(status);
   return result;
 }
 
 absl::Status SqliteJobStore::UpdateJob(const std::string& job_id, const JobUpdate& update) {
-  return Do([&](SqliteDb& db, std::vector<Told>*) -> absl::Status {
+  return writer_.Do([&](SqliteDb& db, std::vector<Told>*) -> absl::Status {
     SOUP_ASSIGN_OR_RETURN(JobRecord record, SelectJob(db, job_id));
     if (update.numeric_plan.has_value()) {
       if (!record.numeric_plan.empty() && record.numeric_plan != *update.numeric_plan) {
@@ -559,17 +282,17 @@ absl::Status SqliteJobStore::UpdateJob(const std::string& job_id, const JobUpdat
 
 absl::Status SqliteJobStore::RememberRequest(const std::string& user, const std::string& request_id,
                                              const std::string& digest) {
-  return Do([&](SqliteDb& db, std::vector<Told>*) -> absl::Status {
+  return writer_.Do([&](SqliteDb& db, std::vector<Told>*) -> absl::Status {
     const RequestKey key{user, request_id, digest};
     SOUP_ASSIGN_OR_RETURN(const std::optional<std::string> before, RecallRequest(db, key));
-    return before.has_value() ? absl::OkStatus() : StoreRequest(db, key, "");
+    return before.has_value() ? absl::OkStatus() : StoreRequest(db, key, "", NowMs());
   });
 }
 
 absl::Status SqliteJobStore::AddFileOwner(const std::string& user, const std::string& sha256,
                                           int64_t size_bytes) {
-  return Do([&](SqliteDb& db, std::vector<Told>*) -> absl::Status {
-    SOUP_RETURN_IF_ERROR(TouchUser(db, user));
+  return writer_.Do([&](SqliteDb& db, std::vector<Told>*) -> absl::Status {
+    SOUP_RETURN_IF_ERROR(TouchUser(db, user, NowMs()));
     {
       SOUP_ASSIGN_OR_RETURN(Query q, db.Prepare("INSERT OR IGNORE INTO files VALUES (?,?,?)"));
       q.Text(sha256).Int(size_bytes).Int(NowMs());

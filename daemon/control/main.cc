@@ -31,6 +31,7 @@ namespace {
 
 constexpr int64_t kPartialUploadAgeSeconds = 24 * 3600;
 constexpr absl::Duration kCollectPeriod = absl::Hours(1);
+constexpr absl::Duration kStoragePeriod = absl::Seconds(5);
 
 void RaiseDescriptorLimit() {
   rlimit limit{};
@@ -48,6 +49,7 @@ sigset_t BlockSignals() {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
   return set;
@@ -116,15 +118,18 @@ class Daemon {
 
   // Until a signal of `signals`; its number.
   int Serve(const sigset_t& signals) {
-    Watchdog watchdog(*orchestrator_, *pool_);
+    absl::Time next_look = absl::InfinitePast();
     absl::Time next_collect = absl::InfinitePast();
-    const absl::Duration period = std::min(watchdog.period(), absl::Seconds(1));
+    const absl::Duration period = std::min(watchdog_->period(), absl::Seconds(1));
     const timespec wait = absl::ToTimespec(period);
     while (true) {
       const int signal = sigtimedwait(&signals, nullptr, &wait);
       if (signal > 0) return signal;
-      watchdog.Feed();
-      ShowStorage();
+      watchdog_->Feed();
+      if (absl::Now() >= next_look) {
+        ShowStorage();
+        next_look = absl::Now() + kStoragePeriod;
+      }
       if (absl::Now() >= next_collect) {
         uploads_->CollectOld(clock_.UnixNs() / 1'000'000, kPartialUploadAgeSeconds);
         next_collect = absl::Now() + kCollectPeriod;
@@ -138,6 +143,12 @@ class Daemon {
     orchestrator_->Drain(deadline - absl::Milliseconds(500));
     server_->Shutdown(std::max(absl::Now() + absl::Milliseconds(200),
                                std::min(deadline, absl::Now() + absl::Seconds(2))));
+    for (const char* name : {"tcp.addr", "metrics.addr"}) {
+      const absl::Status told = TellAddress(name, "");
+      if (!told.ok()) {
+        SOUP_LOG(kWarn, "main") << told.message();
+      }
+    }
   }
 
  private:
@@ -147,6 +158,7 @@ class Daemon {
     }
     pool_ = std::make_unique<ThreadPool>(4, 4096);
     slow_pool_ = std::make_unique<ThreadPool>(16, 256);
+    watchdog_ = std::make_unique<Watchdog>(*orchestrator_, *pool_);
     api_.reset(new ApiContext{config_, clock_, *store_, steps_, hub_, *uploads_, *orchestrator_,
                               peers_, admins_, tokens_.get(), *pool_, *slow_pool_});
     SOUP_ASSIGN_OR_RETURN(server_, ApiServer::Start(api_.get(), &peers_));
@@ -201,7 +213,9 @@ class Daemon {
   PeerTable peers_;
   const Admins admins_;
   std::unique_ptr<TokenFile> tokens_;
-  std::unique_ptr<ApiContext> api_;  // before the pools: their last tasks use it
+  // Before the pools, whose last tasks use them.
+  std::unique_ptr<ApiContext> api_;
+  std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ThreadPool> slow_pool_;
   std::unique_ptr<ApiServer> server_;

@@ -212,7 +212,12 @@ absl::Status Uploads::CheckUsable(const std::string& user, const soup::v1::FileR
                                   absl::string_view field) const {
   SOUP_ASSIGN_OR_RETURN(const bool owned, store_->OwnsFile(user, file.sha256()));
   struct stat st {};
-  if (owned && stat(FinalPath(file.sha256()).c_str(), &st) == 0) return absl::OkStatus();
+  if (owned && stat(FinalPath(file.sha256()).c_str(), &st) == 0) {
+    if (st.st_size == file.size_bytes()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(field, ".size_bytes is ", file.size_bytes(),
+                                                   ": the file with this SHA-256 has ",
+                                                   int64_t{st.st_size}, " bytes"));
+  }
   return absl::NotFoundError(absl::StrCat(
       field, ": you have not uploaded ", file.name().empty() ? "the file" : Quoted(file.name()),
       " (SHA-256 ", file.sha256(), "); upload it first, soupctl submit does"));
