@@ -102,6 +102,11 @@ absl::StatusOr<double> ConfigReader::Number(absl::string_view key, double above,
   return RequiredNumber(key, above, most);
 }
 
+bool ConfigReader::IsOff(absl::string_view key) const {
+  const Json* v = rep_->Find(key);
+  return v == nullptr || *v == false || (v->is_number() && v->get<double>() == 0.0);
+}
+
 absl::StatusOr<bool> ConfigReader::Bool(absl::string_view key, bool otherwise) const {
   const Json* v = rep_->Find(key);
   if (v == nullptr) return otherwise;

@@ -36,6 +36,7 @@ class ConfigReader {
   absl::StatusOr<double> RequiredNumber(absl::string_view key, double above, double most) const;
   absl::StatusOr<double> Number(absl::string_view key, double above, double most,
                                 double otherwise) const;
+  bool IsOff(absl::string_view key) const;  // absent, false or 0
   absl::StatusOr<bool> Bool(absl::string_view key, bool otherwise) const;
   absl::StatusOr<std::string> RequiredString(absl::string_view key) const;
   absl::StatusOr<std::string> String(absl::string_view key, absl::string_view otherwise) const;

@@ -14,6 +14,8 @@ namespace {
 constexpr OffSwitch kLlamaOff[] = {
     {"attention_bias", "biases on q, k, v and o"},
     {"mlp_bias", "biases on gate, up and down"},
+    {"attention_dropout", "dropout of attention probabilities"},
+    {"rope_interleaved", "rotary pairs that lie beside each other"},
 };
 
 constexpr Family kFamilies[] = {
@@ -51,12 +53,10 @@ absl::Status CheckFamily(const Family& family, const ConfigReader& config) {
                      family.model_type, " models must have ", family.activation));
   }
   for (const OffSwitch& off : family.off) {
-    SOUP_ASSIGN_OR_RETURN(const bool on, config.Bool(off.key, false));
-    if (on) {
-      return absl::InvalidArgumentError(absl::StrCat("config.json: ", off.key, " true (", off.what,
-                                                     ") is not supported for ", family.model_type,
-                                                     " models"));
-    }
+    if (config.IsOff(off.key)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("config.json: ", off.key, " ", config.Shown(off.key), " (", off.what,
+                     ") is not supported for ", family.model_type, " models"));
   }
   return absl::OkStatus();
 }

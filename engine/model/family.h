@@ -13,7 +13,7 @@
 
 namespace soup::engine {
 
-// A key whose only supported value is the one that leaves the feature off.
+// A key whose only supported value (false, 0) leaves the feature off.
 struct OffSwitch {
   const char* key;
   const char* what;  // "biases on q, k, v and o"

@@ -103,6 +103,10 @@ TEST(ModelSpec, WhatIsNotSupportedIsRefusedByName) {
   ExpectRefused(with("hidden_act", "gelu"), {"hidden_act", "gelu", "silu"});
   ExpectRefused(with("attention_bias", true), {"attention_bias"});
   ExpectRefused(with("mlp_bias", true), {"mlp_bias"});
+  ExpectRefused(with("mlp_bias", "no"), {"mlp_bias"});
+  ExpectRefused(with("attention_dropout", 0.1), {"attention_dropout", "0.1"});
+  EXPECT_TRUE(ParseModelSpec(with("attention_dropout", 0).dump()).ok());
+  ExpectRefused(with("rope_interleaved", true), {"rope_interleaved"});
   ExpectRefused(with("quantization_config", {{"quant_method", "gptq"}}), {"quantization_config"});
   ExpectRefused(with("partial_rotary_factor", 0.5), {"partial_rotary_factor", "0.5"});
   ExpectRefused(with("num_key_value_heads", 3), {"num_key_value_heads 3"});
