@@ -193,7 +193,11 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
   Placement placement;
   const int32_t layers = static_cast<int32_t>(base.spec.layers);
   placement.slots = options.slots == 0 ? layers : std::min(options.slots, layers);
-  placement.resident_layers = std::min(options.resident, placement.slots);
+  placement.resident_layers = std::min(options.resident, layers);
+  // Resident layers lie in slots of their own, beside a ring of two.
+  if (placement.resident_layers > 0) {
+    placement.slots = std::max(placement.slots, std::min(layers, placement.resident_layers + 2));
+  }
   placement.head_resident = options.head_resident;
   SOUP_ASSIGN_OR_RETURN(placement.retention, ParseRetention(options.retention));
   const std::unique_ptr<Backend> backend = MakeCpuBackend();
