@@ -1,5 +1,6 @@
 // soupd: the composition root. Builds the real clock, store, orchestrator and endpoints, hands them
 // down, and waits for a signal.
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -224,6 +225,7 @@ class Daemon {
 
 int Serve(const Config& config) {
   umask(077);
+  mallopt(M_ARENA_MAX, 4);  // many threads, little memory each: arenas of their own only fragment
   RaiseDescriptorLimit();
   const sigset_t signals = BlockSignals();
   if (config.model_roots.empty()) {

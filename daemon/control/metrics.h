@@ -61,7 +61,7 @@ class Metrics {
 
   // ---- jobs: told by the job store's listener (store_listener.h) ----
   void SetJobCounts(const std::map<JobState, int64_t>& counts);
-  // A job left QUEUED for PREPARING or RUNNING after waiting so long.
+  // A job left QUEUED for PREPARING or RUNNING after waiting so long (told by the orchestrator).
   void QueueWaited(double seconds);
   // Series with a job's label exist between these two (told by the job store's listener); a late
   // StepDone or CheckpointDone of an inactive job makes none.

@@ -3,9 +3,6 @@
 #ifndef SOUP_DAEMON_CONTROL_STORE_LISTENER_H_
 #define SOUP_DAEMON_CONTROL_STORE_LISTENER_H_
 
-#include <map>
-#include <string>
-
 #include "absl/status/status.h"
 #include "daemon/control/event_hub.h"
 #include "daemon/control/job_store.h"
@@ -24,10 +21,6 @@ class StoreListener {
   absl::Status Attach();
 
  private:
-  struct Seen {
-    JobState state;
-    int64_t queued_unix_ms;
-  };
   void OnEvent(const JobRecord& record, const soup::v1::JobEvent& event);
   void CountJobs();
 
@@ -35,7 +28,6 @@ class StoreListener {
   EventHub* const hub_;
   Metrics* const metrics_;
   StepLogs* const steps_;
-  std::map<std::string, Seen> unfinished_;  // writer thread, once attached
 };
 
 }  // namespace soup::daemon

@@ -50,6 +50,7 @@ class FakeOrchestrator final : public Orchestrator {
   }
   void StartRunning(const std::string& id, int64_t steps_total) {
     Move(id, JobTrigger::kPrepareStarted);
+    metrics_.QueueWaited(0.1);
     JobUpdate update;
     update.steps_total = steps_total;
     const absl::Status updated = store_.UpdateJob(id, update);
