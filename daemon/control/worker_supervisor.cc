@@ -134,7 +134,9 @@ WorkerSupervisor::Life WorkerSupervisor::LiveOnce(int64_t generation) {
     const absl::Status written =
         engine::WriteFileAtomically(engine::RealFileSystem(), options_.mark_path, mark->ToText());
     // A full disk must not stop the work: the parent-death signal is the rule, the mark its guard.
-    if (!written.ok()) SOUP_LOG(kWarn, "worker") << written.message();
+    if (!written.ok()) {
+      SOUP_LOG(kWarn, "worker") << written.message();
+    }
   }
   auto link = std::make_shared<Link>(std::move(pair->first));
   bool stop = false;

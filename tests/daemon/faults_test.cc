@@ -157,5 +157,30 @@ TEST(FaultsTest, AFullDiskPausesTheJobAndNothingIsLost) {
   std::filesystem::remove_all(top);
 }
 
+TEST(FaultsTest, AFullCacheDiskPausesTheImportAndIsUsableAgainWithoutARestart) {
+  if (::geteuid() != 0) GTEST_SKIP() << "mounts a tmpfs: needs root";
+  std::string pattern = "/tmp/diskXXXXXX";
+  const std::string top = ::mkdtemp(pattern.data());
+  {
+    SmallDisk disk(top + "/cache", 2 << 10);
+    if (!disk.mounted()) GTEST_SKIP() << "no tmpfs can be mounted here";
+    Harness h({.flags = {"--cache-dir=" + top + "/cache"}, .state_dir = ""});
+    ASSERT_TRUE(h.Start().ok());
+    disk.Fill();
+    const Job job = h.Submit(h.Spec("import", Records()));
+    const Job paused =
+        h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::SUCCEEDED, soup::v1::FAILED});
+    ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
+    EXPECT_EQ(paused.reason(), soup::v1::STORAGE);
+    EXPECT_THAT(paused.message(), HasSubstr(top + "/cache"));
+    disk.Free();
+    ASSERT_TRUE(h.Resume(job.id()).ok());
+    const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+    EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+    ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+  }
+  std::filesystem::remove_all(top);
+}
+
 }  // namespace
 }  // namespace soup::daemon

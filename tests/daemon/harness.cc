@@ -16,6 +16,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "daemon/control/job_state.h"
 #include "daemon/control/spawn.h"
 
@@ -71,8 +72,16 @@ Harness::~Harness() {
 
 std::string Harness::log() const { return ReadFileOrEmpty(log_path_); }
 
-absl::Status Harness::Start() {
-  std::vector<std::string> args = {"setpriv",
+absl::Status Harness::Start() { return StartWithDescriptors({}, {}); }
+
+absl::Status Harness::StartWithDescriptors(const std::vector<int>& fds,
+                                           const std::vector<std::string>& names) {
+  // The shell is there for its pid, which soupd inherits by exec: LISTEN_PID must be soupd's.
+  std::vector<std::string> args = {"sh",
+                                   "-c",
+                                   fds.empty() ? "exec \"$@\"" : "LISTEN_PID=$$ exec \"$@\"",
+                                   "sh",
+                                   "setpriv",
                                    "--pdeathsig",
                                    "KILL",
                                    SOUP_BINARY_DIR "/bin/soupd",
@@ -89,9 +98,20 @@ absl::Status Harness::Start() {
   ::posix_spawn_file_actions_addopen(&actions, 1, log_path_.c_str(), O_CREAT | O_WRONLY | O_APPEND,
                                      0600);
   ::posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  const int error = ::posix_spawnp(&pid_, "setpriv", &actions, nullptr, argv.data(), environ);
+  for (size_t i = 0; i < fds.size(); ++i)
+    ::posix_spawn_file_actions_adddup2(&actions, fds[i], static_cast<int>(3 + i));
+  std::vector<std::string> environment = options_.environment;
+  if (!fds.empty()) {
+    environment.push_back(absl::StrCat("LISTEN_FDS=", fds.size()));
+    environment.push_back(absl::StrCat("LISTEN_FDNAMES=", absl::StrJoin(names, ":")));
+  }
+  std::vector<char*> envp;
+  for (char** e = environ; *e != nullptr; ++e) envp.push_back(*e);
+  for (std::string& e : environment) envp.push_back(e.data());
+  envp.push_back(nullptr);
+  const int error = ::posix_spawnp(&pid_, "sh", &actions, nullptr, argv.data(), envp.data());
   ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return absl::InternalError(absl::StrCat("setpriv: ", std::strerror(error)));
+  if (error != 0) return absl::InternalError(absl::StrCat("sh: ", std::strerror(error)));
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);

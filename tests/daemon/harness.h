@@ -27,8 +27,9 @@
 namespace soup::daemon {
 
 struct HarnessOptions {
-  std::vector<std::string> flags;  // beside state dir, model root and metrics
-  std::string state_dir;           // empty: a folder of its own
+  std::vector<std::string> flags;        // beside state dir, model root and metrics
+  std::string state_dir;                 // empty: a folder of its own
+  std::vector<std::string> environment;  // NAME=value, added to the test's own
 };
 
 class Harness {
@@ -40,6 +41,10 @@ class Harness {
 
   // ---- soupd ----
   absl::Status Start();
+  // As systemd starts a service for which it kept descriptors: they become 3, 4, … with these
+  // names.
+  absl::Status StartWithDescriptors(const std::vector<int>& fds,
+                                    const std::vector<std::string>& names);
   void KillSoupd();      // SIGKILL, and collected
   int TerminateSoupd();  // SIGTERM; its exit status (-1: had to be killed)
   pid_t soupd_pid() const { return pid_; }
