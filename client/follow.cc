@@ -72,6 +72,9 @@ class FollowPrinter final : public WatchObserver {
     }
     if (!event.message().empty()) absl::StrAppend(&line, ": ", Printable(event.message()));
     terminal_.Say(line);
+    if (event.state() == soup::v1::PAUSED) {
+      terminal_.Say(absl::StrCat("waiting; to let it go on: soupctl resume ", job_id_));
+    }
   }
 
   void OnStep(const StepRecord& step) override {

@@ -119,7 +119,7 @@ TEST_F(RemoteTest, SubmitWithLocalDataWatchAndFetch) {
 
 TEST_F(RemoteTest, PauseResumeAndGoOn) {
   UseContext();
-  WriteJob("long.yaml", "long", 4000);
+  WriteJob("long.yaml", "long", 10000);
   const Ended submitted = Run({"submit", "long.yaml"});
   ASSERT_EQ(submitted.code, 0) << submitted.err;
   const std::string id(absl::StripAsciiWhitespace(submitted.out));
@@ -130,7 +130,8 @@ TEST_F(RemoteTest, PauseResumeAndGoOn) {
   ASSERT_EQ(Run({"resume", id}).code, 0);
   EXPECT_EQ(watch->Wait(absl::Seconds(120)), 0) << watch->err() << soupd_->log();
   EXPECT_THAT(watch->err(), HasSubstr("PAUSED"));
-  EXPECT_THAT(watch->out(), HasSubstr("step 4000/4000"));
+  EXPECT_THAT(watch->err(), HasSubstr("soupctl resume " + id));
+  EXPECT_THAT(watch->out(), HasSubstr("step 10000/10000"));
   EXPECT_EQ(ReadWhole(home_ / "adapters/long/adapter_model.safetensors"), soupd_->Adapter(id));
 }
 
@@ -154,7 +155,7 @@ TEST_F(RemoteTest, CancelEndsTheWaitsAndPublishesNothing) {
 
 TEST_F(RemoteTest, AWatchSurvivesTheDeathOfSoupd) {
   UseContext();
-  WriteJob("long.yaml", "long", 3000);
+  WriteJob("long.yaml", "long", 6000);
   const std::string id(absl::StripAsciiWhitespace(Run({"submit", "long.yaml"}).out));
   auto watch = Start({"watch", id, "-o", "json", "--no-fetch"});
   ASSERT_TRUE(watch->AwaitOut("\"step\":\"20\""));
@@ -187,7 +188,7 @@ TEST_F(RemoteTest, AWatchSurvivesTheDeathOfSoupd) {
       ASSERT_EQ(number, ++events);
     }
   }
-  EXPECT_EQ(steps, 3000);
+  EXPECT_EQ(steps, 6000);
 }
 
 TEST_F(RemoteTest, NothingWorksWithoutTheToken) {
