@@ -1,14 +1,23 @@
 #include "daemon/control/metrics_endpoint.h"
 
 #include <CivetServer.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::daemon {
@@ -53,6 +62,34 @@ class HealthHandler final : public CivetHandler {
   const std::function<absl::Status()> health_;
 };
 
+// Connects and hangs up. `address` is numeric, or nothing happens.
+void Poke(const std::string& address) {
+  const absl::StatusOr<HostPort> at = ParseHostPort(address, "");
+  if (!at.ok()) return;
+  sockaddr_storage to{};
+  socklen_t size = 0;
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&to);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&to);
+  if (inet_pton(AF_INET, at->host.c_str(), &v4->sin_addr) == 1) {
+    to.ss_family = AF_INET;
+    v4->sin_port = htons(static_cast<uint16_t>(at->port));
+    size = sizeof *v4;
+  } else if (inet_pton(AF_INET6, at->host.c_str(), &v6->sin6_addr) == 1) {
+    to.ss_family = AF_INET6;
+    v6->sin6_port = htons(static_cast<uint16_t>(at->port));
+    size = sizeof *v6;
+  } else {
+    return;
+  }
+  const int fd = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return;
+  // In progress is as good as done: the listener wakes either way.
+  if (connect(fd, reinterpret_cast<sockaddr*>(&to), size) != 0 && errno != EINPROGRESS) {
+    SOUP_LOG(kDebug, "metrics") << "the endpoint no longer listens";
+  }
+  close(fd);
+}
+
 // Whatever no other handler took. Its path makes no series.
 class NotFoundHandler final : public CivetHandler {
  public:
@@ -80,7 +117,22 @@ struct MetricsEndpoint::Server {
 };
 
 MetricsEndpoint::MetricsEndpoint() = default;
-MetricsEndpoint::~MetricsEndpoint() = default;
+
+// civetweb looks at its stop flag when a connection comes or every 2 s: connections are made until
+// it has stopped.
+MetricsEndpoint::~MetricsEndpoint() {
+  if (server_ == nullptr) return;
+  std::atomic<bool> stopped{false};
+  std::thread closer([&] {
+    server_.reset();
+    stopped = true;
+  });
+  while (!stopped) {
+    Poke(address_);
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  closer.join();
+}
 
 absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
     const std::string& listen, const Metrics& metrics, std::function<absl::Status()> health) {
