@@ -53,6 +53,11 @@ class DeviceMemory {
   void Drop(const std::string& job_id);
   // After a failed pass: nothing on the device is valid any more.
   void DropAll();
+  // Gives the arena back to the machine, when no job is left.
+  void Release() {
+    DropAll();
+    arena_.reset();
+  }
 
   DeviceState state(const std::string& job_id) const;
   Arena* arena() { return arena_.get(); }

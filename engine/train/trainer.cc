@@ -49,7 +49,10 @@ absl::Status Trainer::CloseJob(const std::string& job_id, bool remove_mirror) {
   rep_->memory.Drop(job_id);
   const absl::Status removed = remove_mirror ? job->RemoveMirror() : absl::OkStatus();
   rep_->jobs.erase(job_id);
-  if (rep_->jobs.empty()) rep_->broken = false;
+  if (rep_->jobs.empty()) {
+    rep_->broken = false;
+    rep_->memory.Release();
+  }
   return removed;
 }
 

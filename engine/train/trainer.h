@@ -185,7 +185,8 @@ class Trainer {
   // InvalidArgument (a numeric plan of another backend, a dataset without targets, an adapter that
   // does not fit), and those of files.
   absl::StatusOr<JobOpened> OpenJob(JobSetup setup);
-  // Drops the job's state; `remove_mirror` its mirror file too. NotFound.
+  // Drops the job's state; `remove_mirror` its mirror file too. With the last job the arena goes
+  // back to the machine. NotFound.
   absl::Status CloseJob(const std::string& job_id, bool remove_mirror = false);
 
   // Errors: NotFound (a job that is not open), InvalidArgument and FailedPrecondition (a step or
