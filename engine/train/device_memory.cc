@@ -18,7 +18,7 @@ constexpr absl::Duration kWait = absl::Minutes(5);
 std::string Signature(const MemoryPlan& plan) {
   std::string text = absl::StrCat(plan.placement.resident_layers, " resident;");
   for (const BufferPlacement& b : plan.arena.buffers) {
-    if (b.offset + b.bytes > plan.persistent_bytes) continue;
+    if (b.bytes == 0 || b.offset + b.bytes > plan.persistent_bytes) continue;
     absl::StrAppend(&text, b.name, "@", b.offset, "+", b.bytes, ";");
   }
   return text;
