@@ -298,7 +298,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
   CLI::App* token = app.add_subcommand("token", "Bearer tokens of the TCP endpoint");
   token->require_subcommand(1);
   CLI::App* token_new = token->add_subcommand(
-      "new", "Prints a new token for the client and its line for --token-file");
+      "new", "Shows a new token (stderr) and prints its line for --token-file");
   token_new->add_option("user", line.token_user, "The user that the token stands for")->required();
   token_new->add_flag("--admin", line.token_admin, "May see and touch all jobs");
   try {

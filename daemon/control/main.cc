@@ -252,9 +252,10 @@ int PrintNewToken(const CommandLine& line) {
     return 2;
   }
   const std::string token = NewToken();
-  std::fprintf(stderr, "The token, for the client (shown once), and its line for --token-file:\n");
-  std::printf("%s\nsha256:%s %s%s\n", token.c_str(), Sha256Hex(token).c_str(),
-              line.token_user.c_str(), line.token_admin ? " admin" : "");
+  // The line for the token file is the output; the token itself is for a pair of eyes.
+  std::printf("sha256:%s %s%s\n", Sha256Hex(token).c_str(), line.token_user.c_str(),
+              line.token_admin ? " admin" : "");
+  std::fprintf(stderr, "token of %s, shown once: %s\n", line.token_user.c_str(), token.c_str());
   return 0;
 }
 
