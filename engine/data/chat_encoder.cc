@@ -75,6 +75,11 @@ void ChatEncoder::Rep::Notice(const Conversation& c, const std::string& full,
     dropped |= m.role != "assistant" && !absl::StrContains(full, words);
     for (const AddedSpan& span : tokenizer->FindAddedTokens(m.content))
       special |= span.token->special;
+    for (const std::string& key : m.more) {
+      if (key == "name" || key == "tool_call_id" || key == "reasoning_content") continue;
+      notices->push_back(absl::StrCat("record(s) have messages with the key '", key.substr(0, 40),
+                                      "', which means what the chat template makes of it"));
+    }
   }
   if (dropped) {
     notices->push_back(
@@ -120,6 +125,8 @@ absl::Status ChatEncoder::Encode(const Value& record, EncodeContext* context, To
   SOUP_ASSIGN_OR_RETURN(std::vector<MatchSpan> spans,
                         rep_->Supervised(conversation, full, notices));
   rep_->Notice(conversation, full.text, notices);
+  std::sort(notices->begin(), notices->end());  // each once a record
+  notices->erase(std::unique(notices->begin(), notices->end()), notices->end());
 
   const auto append = [&](size_t begin, size_t end, uint8_t supervised) -> absl::Status {
     if (begin >= end) return absl::OkStatus();

@@ -92,7 +92,10 @@ absl::StatusOr<Message> ReadMessage(const Value& value) {
       SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCalls(member));
       if (out.has_tool_calls) members.emplace_back(key, std::move(read));
     } else {
-      out.has_more |= key != "role";
+      // A weight a turn would decide what is trained on, and no template looks at it.
+      if (key == "weight" || key == "train" || key == "training")
+        return Bad(absl::StrCat("key '", key, "': weights of single messages are not supported"));
+      if (key != "role") out.more.push_back(key);
       members.emplace_back(key, member);
     }
   }

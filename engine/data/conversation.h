@@ -16,8 +16,8 @@ struct Message {
   std::string role;
   std::string content;
   bool has_tool_calls = false;
-  bool has_more = false;  // members beside role, content and tool_calls
-  Value value;            // what a template sees
+  std::vector<std::string> more;  // keys beside role, content and tool_calls
+  Value value;                    // what a template sees
 };
 
 struct Conversation {

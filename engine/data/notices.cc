@@ -21,9 +21,21 @@ void Notices::Add(absl::string_view file, absl::string_view what, int64_t line) 
   if (kind->lines.size() < kMaxLines) kind->lines.push_back(line);
 }
 
+void Notices::AddGeneral(absl::string_view sentence) {
+  if (kinds_.size() >= kMaxKinds) {
+    ++others_;
+  } else {
+    kinds_.push_back({"", std::string(sentence)});
+  }
+}
+
 std::vector<std::string> Notices::ToWarnings() const {
   std::vector<std::string> out;
   for (const Kind& k : kinds_) {
+    if (k.count == 0) {
+      out.push_back(k.what);
+      continue;
+    }
     const bool more = k.count > static_cast<int64_t>(k.lines.size());
     out.push_back(absl::StrCat(k.file, ": ", k.count, " ", k.what, " (line",
                                k.lines.size() > 1 ? "s " : " ", absl::StrJoin(k.lines, ", "),

@@ -18,6 +18,8 @@ class Notices {
 
   // `what` is the kind and its sentence: "record(s) cut to 512 tokens".
   void Add(absl::string_view file, absl::string_view what, int64_t line);
+  // A whole sentence that is about no record.
+  void AddGeneral(absl::string_view sentence);
   // "train.jsonl: 12 record(s) cut to 512 tokens (lines 3, 9, 12, ...)".
   std::vector<std::string> ToWarnings() const;
 

@@ -248,9 +248,14 @@ std::string Tokenizer::Decode(absl::Span<const int32_t> ids) const {
   return ReplaceInvalidUtf8(bytes);
 }
 
+const AddedToken* Tokenizer::FindAdded(absl::string_view content) const {
+  const auto it = rep_->added_by_content.find(content);
+  return it == rep_->added_by_content.end() ? nullptr : it->second;
+}
+
 int32_t Tokenizer::IdOf(absl::string_view token) const {
-  const auto it = rep_->added_by_content.find(token);
-  return it != rep_->added_by_content.end() ? it->second->id : rep_->model.IdOf(token);
+  const AddedToken* added = FindAdded(token);
+  return added != nullptr ? added->id : rep_->model.IdOf(token);
 }
 
 std::vector<AddedSpan> Tokenizer::FindAddedTokens(absl::string_view text) const {

@@ -35,8 +35,8 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& path);
   ~Tokenizer();
 
-  // Appends the ids of `text` without the post-processor's. Errors: InvalidArgument (not UTF-8),
-  // ResourceExhausted (a pattern that backtracks without end).
+  // Appends the ids of `text` without the post-processor's. Errors: InvalidArgument (not UTF-8, a
+  // pattern that backtracks without end).
   absl::Status Encode(absl::string_view text, EncodeContext* context,
                       std::vector<int32_t>* ids) const;
 
@@ -50,6 +50,8 @@ class Tokenizer {
 
   // Of a token by its spelling in tokenizer.json (added tokens first); -1: none.
   int32_t IdOf(absl::string_view token) const;
+  // An added token by its content; null: none.
+  const AddedToken* FindAdded(absl::string_view content) const;
   // Added tokens in a text, left to right (as Encode finds them when the normaliser leaves the text
   // as it is).
   std::vector<AddedSpan> FindAddedTokens(absl::string_view text) const;

@@ -1,5 +1,8 @@
 #include "engine/data/tokenizer_config.h"
 
+#include <utility>
+
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
@@ -37,6 +40,23 @@ absl::Status ReadChatTemplate(const JsonNode& node, TokenizerConfig* out) {
   return absl::OkStatus();
 }
 
+absl::Status ReadAddedTokens(const JsonNode& node, TokenizerConfig* out) {
+  if (node.is_null()) return absl::OkStatus();
+  SOUP_RETURN_IF_ERROR(node.RequireObject());
+  for (auto it = node.json().begin(); it != node.json().end(); ++it) {
+    const JsonNode entry = node.Member(it.key());
+    AddedToken token;
+    if (!absl::SimpleAtoi(it.key(), &token.id) || token.id < 0)
+      return entry.Error("the key is not a token's id");
+    SOUP_ASSIGN_OR_RETURN(token.content, entry.Member("content").String());
+    SOUP_ASSIGN_OR_RETURN(token.lstrip, entry.Member("lstrip").BoolOr(false));
+    SOUP_ASSIGN_OR_RETURN(token.rstrip, entry.Member("rstrip").BoolOr(false));
+    SOUP_ASSIGN_OR_RETURN(token.single_word, entry.Member("single_word").BoolOr(false));
+    out->added_tokens.push_back(std::move(token));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::optional<bool>> OptionalBool(const JsonNode& node) {
   if (node.is_null()) return std::optional<bool>();
   SOUP_ASSIGN_OR_RETURN(const bool value, node.Bool());
@@ -59,6 +79,7 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder) {
       SOUP_RETURN_IF_ERROR(ReadSpecialToken(root.Member(name), name, &out));
     SOUP_ASSIGN_OR_RETURN(out.add_bos_token, OptionalBool(root.Member("add_bos_token")));
     SOUP_ASSIGN_OR_RETURN(out.add_eos_token, OptionalBool(root.Member("add_eos_token")));
+    SOUP_RETURN_IF_ERROR(ReadAddedTokens(root.Member("added_tokens_decoder"), &out));
     SOUP_RETURN_IF_ERROR(ReadChatTemplate(root.Member("chat_template"), &out));
     out.template_file = "tokenizer_config.json";
   }
@@ -72,6 +93,31 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder) {
   }
   if (out.tool_template.empty()) out.tool_template = out.chat_template;
   return out;
+}
+
+absl::Status CheckAddedTokens(const TokenizerConfig& config, const Tokenizer& tokenizer,
+                              std::vector<std::string>* warnings) {
+  for (const AddedToken& token : config.added_tokens) {
+    if (tokenizer.IdOf(token.content) != token.id) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokenizer_config.json: added_tokens_decoder has '", token.content,
+                       "' with id ", token.id, ", which tokenizer.json ",
+                       tokenizer.IdOf(token.content) < 0
+                           ? "lacks"
+                           : absl::StrCat("gives id ", tokenizer.IdOf(token.content)),
+                       "; save the tokenizer again, so that both files agree"));
+    }
+    const AddedToken* obeyed = tokenizer.FindAdded(token.content);
+    if (obeyed == nullptr) continue;
+    if (obeyed->lstrip == token.lstrip && obeyed->rstrip == token.rstrip &&
+        obeyed->single_word == token.single_word)
+      continue;
+    warnings->push_back(absl::StrCat("added token '", token.content,
+                                     "' has other lstrip, rstrip or single_word flags in "
+                                     "tokenizer_config.json than in tokenizer.json; those of "
+                                     "tokenizer.json are obeyed"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace soup::engine

@@ -6,8 +6,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/data/tokenizer.h"
 
 namespace soup::engine {
 
@@ -16,6 +19,8 @@ struct TokenizerConfig {
   std::map<std::string, std::string> special_tokens;
   std::optional<bool> add_bos_token;
   std::optional<bool> add_eos_token;
+
+  std::vector<AddedToken> added_tokens;  // added_tokens_decoder
 
   // The template for conversations without tools, and the one for those with (the same unless the
   // folder has another under the name "tool_use"). Empty: none.
@@ -32,6 +37,12 @@ struct TokenizerConfig {
 // Reads tokenizer_config.json and chat_template.jinja of a folder (the latter wins, as in
 // transformers); either may be absent. Errors: InvalidArgument (file, path in it).
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder);
+
+// Both files of a folder tell added tokens. Errors: InvalidArgument when tokenizer_config.json has
+// one that tokenizer.json lacks or numbers otherwise (transformers would add it, and tokens would
+// differ); flags that differ are told in *warnings: those of tokenizer.json are obeyed.
+absl::Status CheckAddedTokens(const TokenizerConfig& config, const Tokenizer& tokenizer,
+                              std::vector<std::string>* warnings);
 
 }  // namespace soup::engine
 

@@ -15,6 +15,8 @@ namespace soup::engine {
 namespace {
 
 constexpr size_t kUnknown = std::string::npos;
+// Each turn is rendered with all before it, several times: the work grows with the square.
+constexpr size_t kMaxMessages = 1000;
 
 // Bytes of the longest common beginning, whole characters only.
 size_t CommonPrefix(absl::string_view a, absl::string_view b) {
@@ -144,7 +146,7 @@ absl::StatusOr<TurnFinder::Place> TurnFinder::ByReplacement(size_t index) const 
   SOUP_ASSIGN_OR_RETURN(const std::string replaced, RenderWith(conversation_.messages.size(), index,
                                                                sentinel_, /*alone=*/false));
   const std::optional<size_t> at = OnlyPlace(replaced, sentinel_);
-  if (message.has_tool_calls || message.has_more || !at ||
+  if (message.has_tool_calls || !message.more.empty() || !at ||
       full_ != absl::StrCat(replaced.substr(0, *at), message.content,
                             replaced.substr(*at + sentinel_.size()))) {
     return absl::InvalidArgumentError(
@@ -191,6 +193,11 @@ absl::StatusOr<MatchSpan> TurnFinder::FindTurn(size_t index,
 
 absl::StatusOr<std::vector<MatchSpan>> TurnFinder::Find(std::vector<std::string>* notices) const {
   std::vector<MatchSpan> out;
+  if (conversation_.messages.size() > kMaxMessages) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a conversation of ", conversation_.messages.size(),
+                     " messages, over the limit of ", kMaxMessages, "; split it"));
+  }
   for (size_t i = 0; i < conversation_.messages.size(); ++i) {
     if (conversation_.messages[i].role != "assistant") continue;
     SOUP_ASSIGN_OR_RETURN(const MatchSpan span, FindTurn(i, notices));

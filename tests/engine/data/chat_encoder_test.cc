@@ -319,6 +319,12 @@ TEST(ChatEncoderTest, FaultyMessagesAreNamed) {
       error(
           R"({"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":"{x"}}]}]})"),
       AllOf(HasSubstr("message 1"), HasSubstr("'arguments' is a text that is not JSON")));
+  EXPECT_THAT(error(R"({"messages":[{"role":"assistant","content":"x","weight":0}]})"),
+              HasSubstr("key 'weight'"));
+  std::string long_one = R"({"messages":[)";
+  for (int i = 0; i < 1001; ++i) long_one += R"({"role":"assistant","content":"x"},)";
+  long_one.back() = ']';
+  EXPECT_THAT(error(long_one + "}"), HasSubstr("1001 messages"));
   EXPECT_THAT(error(R"({"messages":[{"role":"user","content":"x"}],"tools":3})"),
               HasSubstr("'tools' is an integer"));
 }

@@ -49,6 +49,9 @@ def variations(base):
     free = 1 + max(list(model["vocab"].values()) + [t["id"] for t in base["added_tokens"]])
     tokens = [added(free, "<|sep|>", lstrip=True, rstrip=True), added(free + 1, "yo", single_word=True), added(free + 2, "<|a|>"), added(free + 3, "<|a|>b"),
               added(free + 4, "éz", normalized=True, special=False), added(free + 5, " x ", normalized=True, special=False), added(free + 6, "zzt", single_word=True, lstrip=True, special=False)]
+    for t in tokens:  # a token of the vocabulary keeps its id
+        t["id"] = model["vocab"].get(t["content"], t["id"])
+    tokens = [t for t in tokens if t["id"] < free] + [dict(t, id=free + i) for i, t in enumerate(t for t in tokens if t["id"] >= free)]
     yield "added", dict(base, added_tokens=base["added_tokens"] + tokens)
     yield "added NFD", dict(base, added_tokens=base["added_tokens"] + tokens, normalizer={"type": "NFD"})
     # Names nobody writes in place of two bytes' tokens: tokenizers numbers added tokens by the vocabulary's size.

@@ -1,0 +1,86 @@
+#include "engine/data/tokenizer_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/engine/data/data_test_util.h"
+
+namespace soup::engine {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+absl::StatusOr<TokenizerConfig> Load(const std::string& config,
+                                     const char* chat_template = nullptr) {
+  const TempDir dir;
+  if (!config.empty()) dir.Write("tokenizer_config.json", config);
+  if (chat_template != nullptr) dir.Write("chat_template.jinja", chat_template);
+  return LoadTokenizerConfig(dir.path());
+}
+
+TEST(TokenizerConfigTest, SpecialTokensAsTextOrObject) {
+  const auto config = Load(
+      R"({"bos_token":"<s>","eos_token":{"content":"</s>","lstrip":false},"pad_token":null,
+"add_bos_token":true,"model_max_length":1e30})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(*config->Token("bos_token"), "<s>");
+  EXPECT_EQ(*config->Token("eos_token"), "</s>");
+  EXPECT_EQ(config->Token("pad_token"), nullptr);
+  EXPECT_EQ(config->add_bos_token, true);
+  EXPECT_FALSE(config->add_eos_token.has_value());
+}
+
+TEST(TokenizerConfigTest, TemplatesOneOrNamedOrInAFileOfTheirOwn) {
+  EXPECT_EQ(Load(R"({"chat_template":"a"})")->chat_template, "a");
+  const auto named = Load(
+      R"({"chat_template":[{"name":"default","template":"d"},{"name":"tool_use","template":"t"}]})");
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(named->chat_template, "d");
+  EXPECT_EQ(named->tool_template, "t");
+  const auto file = Load(R"({"chat_template":"a"})", "from file");
+  EXPECT_EQ(file->chat_template, "from file");
+  EXPECT_EQ(file->tool_template, "from file");
+  EXPECT_EQ(file->template_file, "chat_template.jinja");
+  EXPECT_EQ(Load("")->chat_template, "");
+}
+
+TEST(TokenizerConfigTest, FaultsAreNamed) {
+  EXPECT_THAT(std::string(Load("{").status().message()),
+              HasSubstr("tokenizer_config.json: not valid JSON at line 1"));
+  EXPECT_THAT(std::string(Load(R"({"eos_token":3})").status().message()), HasSubstr("/eos_token"));
+  EXPECT_THAT(
+      std::string(Load(R"({"chat_template":[{"name":"x","template":"t"}]})").status().message()),
+      HasSubstr("no template named 'default'"));
+  EXPECT_THAT(std::string(Load("{}", "\xff").status().message()), HasSubstr("not UTF-8"));
+}
+
+// The kind of case 03: flags that one of two files has.
+TEST(TokenizerConfigTest, AddedTokensOfBothFilesMustAgree) {
+  const auto tokenizer = Tokenizer::Load(TestFile("cases/03-strip-flags/tokenizer.json"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto check = [&](const std::string& tokens, std::vector<std::string>* warnings) {
+    const auto config = Load("{\"added_tokens_decoder\":" + tokens + "}");
+    EXPECT_TRUE(config.ok()) << config.status();
+    return CheckAddedTokens(*config, **tokenizer, warnings);
+  };
+  std::vector<std::string> warnings;
+  EXPECT_TRUE(
+      check(R"({"260":{"content":"<|sep|>","lstrip":true,"rstrip":true,"single_word":false}})",
+            &warnings)
+          .ok());
+  EXPECT_THAT(warnings, IsEmpty());
+  EXPECT_TRUE(check(R"({"260":{"content":"<|sep|>"}})", &warnings).ok());
+  EXPECT_THAT(warnings, ElementsAre(AllOf(HasSubstr("'<|sep|>'"), HasSubstr("are obeyed"))));
+  EXPECT_THAT(std::string(check(R"({"261":{"content":"<|sep|>"}})", &warnings).message()),
+              HasSubstr("gives id 260"));
+  EXPECT_THAT(std::string(check(R"({"900":{"content":"<|new|>"}})", &warnings).message()),
+              AllOf(HasSubstr("'<|new|>'"), HasSubstr("lacks")));
+}
+
+}  // namespace
+}  // namespace soup::engine
