@@ -40,7 +40,14 @@ class RemoteTest : public ::testing::Test {
                   "--tls-key=" + tls_.key, "--token-file=" + (far_ / "tokens")}});
     const absl::Status started = soupd_->Start();
     ASSERT_TRUE(started.ok()) << started << soupd_->log();
-    const std::string address = ReadWhole(soupd_->state_dir() + "/tcp.addr");
+    // The unix socket answers a moment before the address of the other endpoint is told.
+    std::string address;
+    for (const absl::Time end = absl::Now() + absl::Seconds(20); absl::Now() < end;) {
+      address = ReadWhole(soupd_->state_dir() + "/tcp.addr");
+      if (!address.empty()) break;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    ASSERT_FALSE(address.empty()) << soupd_->log();
     port_ = std::string(absl::StripAsciiWhitespace(address.substr(address.rfind(':') + 1)));
     endpoint_ = "localhost:" + port_;
 

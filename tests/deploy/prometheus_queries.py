@@ -64,7 +64,7 @@ def main():
 
     try:
         state = os.path.join(work, "state")
-        shutil.copytree(os.path.join(SOURCE, "tests/cases/base_bytes"), os.path.join(work, "models/base"))
+        shutil.copytree(os.path.join(SOURCE, "tests/cases/_base/bytes"), os.path.join(work, "models/base"))
         start("soupd", os.path.join(BIN, "soupd"), "--state-dir", state, "--model-root", os.path.join(work, "models"),
               "--metrics-listen", "127.0.0.1:0", "--listen", f"unix:{work}/s.sock")
         address = until("soupd's metrics address", lambda: read(os.path.join(state, "metrics.addr")).strip())
