@@ -188,6 +188,7 @@ grpc::ServerUnaryReactor* SoupService::Plan(grpc::CallbackServerContext* call,
     SOUP_ASSIGN_OR_RETURN(const std::string base, CheckSpec(api_, who, request->spec()));
     SOUP_ASSIGN_OR_RETURN(*reply,
                           api_.orchestrator.Plan(request->spec(), who.user, base, LimitsOf(*call)));
+    if (reply->has_dataset()) CleanReport(reply->mutable_dataset());
     return absl::OkStatus();
   });
 }
@@ -206,6 +207,7 @@ grpc::ServerUnaryReactor* SoupService::PreviewData(grpc::CallbackServerContext* 
     SOUP_ASSIGN_OR_RETURN(
         *reply, api_.orchestrator.PreviewData(request->spec(), who.user, base, request->records(),
                                               LimitsOf(*call)));
+    CleanReport(reply->mutable_report());
     FitPreview(reply);
     return absl::OkStatus();
   });

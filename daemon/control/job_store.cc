@@ -258,7 +258,10 @@ absl::Status SqliteJobStore::UpdateJob(const std::string& job_id, const JobUpdat
     }
     if (update.base_fingerprint.has_value()) record.base_fingerprint = *update.base_fingerprint;
     if (update.base_key.has_value()) record.base_key = *update.base_key;
-    if (update.dataset.has_value()) record.dataset = *update.dataset;
+    if (update.dataset.has_value()) {
+      record.dataset = *update.dataset;
+      CleanReport(&record.dataset);
+    }
     if (update.steps_total.has_value()) record.steps_total = *update.steps_total;
     if (update.planned_arena_bytes.has_value()) {
       record.planned_arena_bytes = *update.planned_arena_bytes;
@@ -456,6 +459,18 @@ absl::StatusOr<std::unique_ptr<JobStore>> OpenJobStore(const JobStoreOptions& op
       std::make_unique<SqliteJobStore>(options, clock, std::move(write_db), std::move(read_db));
   SOUP_RETURN_IF_ERROR(store->Init());
   return store;
+}
+
+void CleanReport(soup::v1::DatasetReport* report) {
+  auto* warnings = report->mutable_warnings();
+  if (warnings->size() > static_cast<int>(kMaxWarnings)) {
+    const int cut = warnings->size() - static_cast<int>(kMaxWarnings) + 1;
+    warnings->DeleteSubrange(static_cast<int>(kMaxWarnings) - 1, cut);
+    *warnings->Add() = absl::StrCat(cut, " more warnings are not shown");
+  }
+  for (std::string& warning : *warnings) warning = CleanText(warning, kMaxWarningBytes);
+  report->set_format(CleanText(report->format(), kMaxWarningBytes));
+  report->set_format_reason(CleanText(report->format_reason(), kMaxWarningBytes));
 }
 
 soup::v1::Job ToProto(const JobRecord& record) {

@@ -138,7 +138,7 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
     const std::string& listen, const Metrics& metrics, std::function<absl::Status()> health) {
   SOUP_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(listen, "--metrics-listen"));
   const std::vector<std::string> options = {
-      "listening_ports", JoinHostPort(address), "num_threads", "2", "request_timeout_ms",
+      "listening_ports", JoinHostPort(address), "num_threads", "4", "request_timeout_ms",
       "10000",           "enable_keep_alive",   "no"};
   std::unique_ptr<MetricsEndpoint> endpoint(new MetricsEndpoint());
   try {

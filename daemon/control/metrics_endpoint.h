@@ -1,6 +1,6 @@
 // HTTP on --metrics-listen: /metrics (Prometheus text) and /healthz (200 "ok", or 503 and what is
 // wrong). Anything else is 404. No authentication: keep it on the loopback or behind a firewall.
-// Threads: the endpoint has two of its own; `health` is called on them.
+// Threads: the endpoint has four of its own; `health` is called on them.
 #ifndef SOUP_DAEMON_CONTROL_METRICS_ENDPOINT_H_
 #define SOUP_DAEMON_CONTROL_METRICS_ENDPOINT_H_
 

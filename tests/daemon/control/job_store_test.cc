@@ -215,6 +215,19 @@ TEST_F(JobStoreTest, ALongOrBrokenMessageIsKeptShortAndValid) {
   EXPECT_THAT(job->message, HasSubstr("more bytes"));
 }
 
+TEST_F(JobStoreTest, AReportOfAnySizeIsKeptShort) {
+  const std::string id = Make();
+  JobUpdate update;
+  update.dataset.emplace();
+  update.dataset->set_format_reason(std::string(1 << 20, 'r'));
+  for (int i = 0; i < 5000; ++i) update.dataset->add_warnings(std::string(5000, 'w'));
+  ASSERT_TRUE(store_->UpdateJob(id, update).ok());
+  const auto job = store_->GetJob(id);
+  EXPECT_EQ(job->dataset.warnings_size(), 100);
+  EXPECT_EQ(job->dataset.warnings(99), "4901 more warnings are not shown");
+  EXPECT_LT(job->dataset.ByteSizeLong(), 200'000u);
+}
+
 TEST_F(JobStoreTest, AttemptsAndDeviceLossesAreCounted) {
   const std::string id = Make();
   ASSERT_TRUE(Move(id, T::kPrepareStarted).ok());

@@ -133,13 +133,13 @@ TEST(SoupdProcess, ManyJobsLeaveNeitherSeriesNorMemory) {
   const std::string after_3 = Scrape(h);
   run(4, 30);
   const int64_t rss_30 = ResidentKib(h.soupd_pid());
-  const std::string last = run(31, 150);
-  const std::string after_150 = Scrape(h);
+  const std::string last = run(31, 90);
+  const std::string after_90 = Scrape(h);
   EXPECT_GT(std::count(after_3.begin(), after_3.end(), '\n'), 50);
-  EXPECT_EQ(std::count(after_150.begin(), after_150.end(), '\n'),
+  EXPECT_EQ(std::count(after_90.begin(), after_90.end(), '\n'),
             std::count(after_3.begin(), after_3.end(), '\n'));
-  EXPECT_THAT(after_150, Not(HasSubstr(last)));
-  EXPECT_THAT(after_150, HasSubstr("soupd_jobs{state=\"SUCCEEDED\"} 150"));
+  EXPECT_THAT(after_90, Not(HasSubstr(last)));
+  EXPECT_THAT(after_90, HasSubstr("soupd_jobs{state=\"SUCCEEDED\"} 90"));
   EXPECT_LT(static_cast<double>(ResidentKib(h.soupd_pid())), 1.05 * static_cast<double>(rss_30));
 }
 
