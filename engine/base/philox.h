@@ -6,6 +6,7 @@
 #define SOUP_ENGINE_BASE_PHILOX_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace soup::engine {

@@ -65,7 +65,8 @@ def main():
     if what == "headers":
         jobs = {}
         for path in sources.files(root, ".h"):
-            command = ["g++", "-fsyntax-only", "-x", "c++", "-w", *flags_near(path, entries, root), path]
+            paths = [f'-D{name}=""' for name in ("SOUP_TEST_DATA_DIR", "SOUP_SOURCE_DIR", "SOUP_BINARY_DIR")]
+            command = ["g++", "-fsyntax-only", "-x", "c++", "-w", *flags_near(path, entries, root), *paths, path]
             jobs[path] = (command, root)
         return each(jobs)
     if what == "tidy":
