@@ -200,8 +200,7 @@ void DaemonOrchestrator::DrainStep() {
   drained_ = true;
 }
 
-// ---- told
-// -----------------------------------------------------------------------------------------
+// ---- told ----
 
 void DaemonOrchestrator::JobSubmitted(const std::string& job_id) { Tell(job_id); }
 void DaemonOrchestrator::PauseRequested(const std::string& job_id) { Tell(job_id); }
@@ -253,8 +252,7 @@ DaemonOrchestrator::Job* DaemonOrchestrator::Adopt(const JobRecord& record) {
   return raw;
 }
 
-// ---- watchdog and queue
-// ---------------------------------------------------------------------------
+// ---- watchdog and queue ----
 
 uint64_t DaemonOrchestrator::ProgressTick() const {
   // The loop itself answers: a loop that is stuck does not tick.

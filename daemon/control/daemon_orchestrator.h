@@ -177,6 +177,7 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   void OnWorkerUp(int64_t generation, const soup::worker::v1::Hello& hello) override;
   void OnWorkerMessage(int64_t generation, soup::worker::v1::FromWorker message) override;
   void OnWorkerDown(int64_t generation, bool was_up, bool clean, const std::string& cause) override;
+  void TellNoWorker(const std::string& cause);
   void WorkerUp(int64_t generation, const soup::worker::v1::Hello& hello);
   void WorkerDown(int64_t generation, bool clean, const std::string& cause);
   // `in_hand`: the worker was at this very job. `reason`: WORKER_LOST or DEVICE_LOST.

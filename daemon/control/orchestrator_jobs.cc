@@ -19,8 +19,7 @@ constexpr int64_t kMaxLogBytes = int64_t{8} << 20;
 
 }  // namespace
 
-// ---- states
-// ---------------------------------------------------------------------------------------
+// ---- states ----
 
 void DaemonOrchestrator::TakeRecord(Job* job, const JobRecord& record) {
   job->state = record.state;
@@ -198,8 +197,7 @@ void DaemonOrchestrator::LogOf(const std::string& job_id, const std::string& lin
   parts_.hub->Notify(job_id);
 }
 
-// ---- admission and preparing
-// ----------------------------------------------------------------------
+// ---- admission and preparing ----
 
 void DaemonOrchestrator::Schedule() {
   if (schedule_asked_) return;

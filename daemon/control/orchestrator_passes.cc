@@ -55,8 +55,7 @@ void DaemonOrchestrator::RunPassOf(const std::vector<std::string>& ids, int64_t 
   }
 }
 
-// ---- steps
-// ----------------------------------------------------------------------------------------
+// ---- steps ----
 
 bool DaemonOrchestrator::ValidatesAfter(const Job& job, int64_t step) const {
   return job.prepared != nullptr && job.prepared->validation.has_value() &&
@@ -214,8 +213,7 @@ void DaemonOrchestrator::HandlePassDone(const soup::worker::v1::PassDone& m) {
   }
 }
 
-// ---- ends
-// -----------------------------------------------------------------------------------------
+// ---- ends ----
 
 void DaemonOrchestrator::HandleJobFault(const soup::worker::v1::JobFault& m) {
   if (m.ordered()) Answered();

@@ -213,8 +213,7 @@ absl::StatusOr<soup::v1::PreviewDataReply> DaemonOrchestrator::PreviewData(
   return preview;
 }
 
-// ---- cache
-// ----------------------------------------------------------------------------------------
+// ---- cache ----
 
 absl::StatusOr<soup::v1::CacheEntry> DaemonOrchestrator::Prefetch(const soup::v1::BaseSpec& base,
                                                                   const std::string& base_real_path,
@@ -290,8 +289,7 @@ void DaemonOrchestrator::PublishCacheMetrics() {
   parts_.metrics->SetPinned(cache_->host().pinned_bytes(), pinned_limit_);
 }
 
-// ---- node
-// -----------------------------------------------------------------------------------------
+// ---- node ----
 
 void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
   const WorkerSupervisor::Info worker = supervisor_->info();

@@ -19,8 +19,7 @@ constexpr int32_t kMaxBaseFailures = 3;
 
 }  // namespace
 
-// ---- from the supervisor's thread
-// -----------------------------------------------------------------
+// ---- from the supervisor's thread ----
 
 void DaemonOrchestrator::OnWorkerUp(int64_t generation, const soup::worker::v1::Hello& hello) {
   loop_.PostWithRoom([this, generation, hello] { WorkerUp(generation, hello); });
@@ -38,12 +37,14 @@ void DaemonOrchestrator::OnWorkerMessage(int64_t generation, FromWorker message)
 void DaemonOrchestrator::OnWorkerDown(int64_t generation, bool was_up, bool clean,
                                       const std::string& cause) {
   if (!clean) parts_.metrics->WorkerRestarted();
-  if (!was_up) return;
+  if (!was_up) {
+    if (!clean) loop_.Post([this, cause] { TellNoWorker(cause); });
+    return;
+  }
   loop_.PostWithRoom([this, generation, clean, cause] { WorkerDown(generation, clean, cause); });
 }
 
-// ---- the worker's life
-// ----------------------------------------------------------------------------
+// ---- the worker's life ----
 
 void DaemonOrchestrator::WorkerUp(int64_t generation, const soup::worker::v1::Hello& hello) {
   auto profile = engine::MachineProfile::FromText(hello.machine_profile());
@@ -118,8 +119,16 @@ void DaemonOrchestrator::LostWithWorker(Job* job, bool in_hand, Reason reason,
   Attend(job);
 }
 
-// ---- orders
-// ---------------------------------------------------------------------------------------
+// A worker that does not come up: jobs that wait for it say why.
+void DaemonOrchestrator::TellNoWorker(const std::string& cause) {
+  soup::v1::Progress progress;
+  progress.set_stage("waiting for a worker");
+  progress.set_message(absl::StrCat("the worker did not come up (", cause, "); tried again"));
+  for (const auto& [id, job] : jobs_)
+    if (job->preparing) parts_.hub->SetProgress(id, progress);
+}
+
+// ---- orders ----
 
 bool DaemonOrchestrator::Order(const ToWorker& message, absl::Span<const int> fds) {
   if (generation_ == 0) return false;
@@ -209,8 +218,7 @@ void DaemonOrchestrator::Handle(const FromWorker& message) {
   Schedule();
 }
 
-// ---- choosing a pass
-// ------------------------------------------------------------------------------
+// ---- choosing a pass ----
 
 std::vector<std::shared_ptr<const PreparedJob>> DaemonOrchestrator::PreparedOf(
     const std::vector<std::string>& ids) {

@@ -81,7 +81,7 @@ WorkerSupervisor::Info WorkerSupervisor::info() const {
   if (stopping_) {
     info.state = "stopped";
   } else if (pid_ == 0) {
-    info.state = "waiting";
+    info.state = last_cause_.empty() ? "waiting" : absl::StrCat("waiting: ", last_cause_);
   } else if (!up_) {
     info.state = "starting";
   } else if (busy_) {

@@ -78,7 +78,7 @@ class WorkerSupervisor {
 
   struct Info {
     pid_t pid = 0;         // 0: none
-    std::string state;     // starting | ready | busy | waiting | stopped
+    std::string state;     // starting | ready | busy | waiting: CAUSE | stopped
     int32_t restarts = 0;  // starts after the first
     std::string device;    // of the last Hello
     int64_t heartbeat_age_ms = 0;

@@ -162,8 +162,14 @@ int RunPrepareMode(daemon::Link& link) {
     return 1;
   }
   ::mallopt(M_ARENA_MAX, 1);  // arenas of threads reserve address space that is limited here
-  if (!Limit(RLIMIT_AS, request.memory_limit_bytes()) ||
-      !Limit(RLIMIT_CPU, request.cpu_limit_seconds()) || !Limit(RLIMIT_CORE, 0)) {
+#if defined(__SANITIZE_ADDRESS__)
+  // AddressSanitizer reserves terabytes of address space: no limit can be set.
+  const int64_t memory_limit = 0;
+#else
+  const int64_t memory_limit = request.memory_limit_bytes();
+#endif
+  if (!Limit(RLIMIT_AS, memory_limit) || !Limit(RLIMIT_CPU, request.cpu_limit_seconds()) ||
+      !Limit(RLIMIT_CORE, 0)) {
     SOUP_LOG(kError, "prepare") << "limits of memory and time cannot be set";
     return 1;
   }

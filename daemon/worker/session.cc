@@ -120,8 +120,7 @@ void Session::Serve(const ToWorker& message, std::vector<engine::UniqueFd> fds) 
   }
 }
 
-// ---- bases
-// ----------------------------------------------------------------------------------------
+// ---- bases ----
 
 void Session::LoadBase(const soup::worker::v1::LoadBase& load, std::vector<engine::UniqueFd> fds) {
   FromWorker m;
@@ -181,8 +180,7 @@ void Session::ReleaseDevice(const std::string& why) {
   trainer_.reset();
 }
 
-// ---- jobs
-// -----------------------------------------------------------------------------------------
+// ---- jobs ----
 
 void Session::Fault(const std::string& job_id, soup::v1::Reason reason, const std::string& message,
                     int64_t step, bool ordered) {
@@ -275,8 +273,7 @@ void Session::Finalize(const soup::worker::v1::Finalize& finalize) {
   Send(m);
 }
 
-// ---- passes
-// ---------------------------------------------------------------------------------------
+// ---- passes ----
 
 // The plan made here is the one that soupd made, to the byte.
 absl::Status Session::CheckPlan(const engine::PassRequest& request,

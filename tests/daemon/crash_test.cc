@@ -99,6 +99,44 @@ TEST(CrashTest, AKilledSoupdGoesOn) {
   ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
 }
 
+TEST(CrashTest, AStoppedSoupdGoesOnToo) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  const Job calm = h.Submit(LongSpec(h, "calm"));
+  h.WaitFor(calm.id(), {soup::v1::SUCCEEDED});
+  const Job job = h.Submit(LongSpec(h, "stopped"));
+  h.WaitForStep(job.id(), 20);
+  ASSERT_EQ(h.TerminateSoupd(), 0);
+  ASSERT_TRUE(h.Start().ok());
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_EQ(done.attempts(), 2);
+  EXPECT_TRUE(h.Adapter(calm.id()) == h.Adapter(job.id()));
+  ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+  bool preempted = false;
+  for (const auto& event : h.Events(job.id()))
+    preempted = preempted || event.reason() == soup::v1::PREEMPTED;
+  EXPECT_TRUE(preempted) << "it was given back in good order";
+}
+
+TEST(CrashTest, AWorkerThatDoesNotComeUpIsTold) {
+  Harness h({.flags = {"--worker-binary=/bin/false"}, .state_dir = ""});
+  ASSERT_TRUE(h.Start().ok());
+  absl::Time until = absl::Now() + absl::Seconds(30);
+  std::string state;
+  while (state.find("exit status 1") == std::string::npos && absl::Now() < until) {
+    grpc::ClientContext context;
+    soup::v1::Node node;
+    ASSERT_TRUE(h.stub()->GetNode(&context, {}, &node).ok());
+    state = node.workers(0).state();
+  }
+  EXPECT_THAT(state, HasSubstr("exit status 1"));
+  // Data cannot be prepared either, since the same program does it: the job says so.
+  const Job job = h.Submit(h.Spec("stuck", Records()));
+  const Job done = h.WaitFor(job.id(), {soup::v1::FAILED});
+  EXPECT_THAT(done.message(), HasSubstr("exit status 1"));
+}
+
 TEST(CrashTest, SoupdKilledAtAnyMomentOfALifeLosesNoAcknowledgedJob) {
   const uint32_t seed = Seed();
   std::printf("seed %u\n", seed);

@@ -77,17 +77,12 @@ absl::Status Harness::Start() { return StartWithDescriptors({}, {}); }
 absl::Status Harness::StartWithDescriptors(const std::vector<int>& fds,
                                            const std::vector<std::string>& names) {
   // The shell is there for its pid, which soupd inherits by exec: LISTEN_PID must be soupd's.
-  std::vector<std::string> args = {"sh",
-                                   "-c",
-                                   fds.empty() ? "exec \"$@\"" : "LISTEN_PID=$$ exec \"$@\"",
-                                   "sh",
-                                   "setpriv",
-                                   "--pdeathsig",
-                                   "KILL",
-                                   SOUP_BINARY_DIR "/bin/soupd",
-                                   "--state-dir=" + state_dir_,
-                                   "--model-root=" + dir_,
-                                   "--metrics-listen=127.0.0.1:0"};
+  std::vector<std::string> args = {"sh", "-c",
+                                   fds.empty() ? "exec \"$@\"" : "LISTEN_PID=$$ exec \"$@\"", "sh",
+                                   "setpriv", "--pdeathsig", "KILL", SOUP_BINARY_DIR "/bin/soupd",
+                                   "--state-dir=" + state_dir_, "--model-root=" + dir_,
+                                   // One thread: tests of the whole run beside others.
+                                   "--cpu-threads=1", "--metrics-listen=127.0.0.1:0"};
   for (const std::string& flag : options_.flags) args.push_back(flag);
   std::vector<char*> argv;
   for (std::string& arg : args) argv.push_back(arg.data());
@@ -160,8 +155,7 @@ pid_t Harness::WorkerPid(pid_t not_this) {
   return 0;
 }
 
-// ---- files and specs
-// ------------------------------------------------------------------------------
+// ---- files and specs ----
 
 soup::v1::FileRef Harness::Upload(const std::string& name, const std::string& content) {
   unsigned char digest[SHA256_DIGEST_LENGTH];
@@ -225,8 +219,7 @@ JobSpec Harness::Spec(const std::string& name, const std::string& jsonl, const s
   return spec;
 }
 
-// ---- calls
-// ----------------------------------------------------------------------------------------
+// ---- calls ----
 
 absl::StatusOr<Job> Harness::TrySubmit(const JobSpec& spec, const std::string& request_id) {
   grpc::ClientContext context;
@@ -288,8 +281,7 @@ absl::Status Harness::Cancel(const std::string& id) {
   return FromGrpc(stub_->Cancel(&context, request, &job));
 }
 
-// ---- waiting
-// --------------------------------------------------------------------------------------
+// ---- waiting ----
 
 bool Harness::WatchUntil(const std::string& id, absl::Duration patience,
                          const std::function<bool(const soup::v1::WatchReply&)>& done) {
