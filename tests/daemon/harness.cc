@@ -109,7 +109,8 @@ absl::Status Harness::StartWithDescriptors(const std::vector<int>& fds,
   if (error != 0) return absl::InternalError(absl::StrCat("sh: ", std::strerror(error)));
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  // The limit of one attempt to connect, whatever its name says: a loaded host needs a while.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 10'000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   channel_ = grpc::CreateCustomChannel("unix:" + state_dir_ + "/soupd.sock",
