@@ -12,7 +12,7 @@ build_packages=(
   librocksdb-dev libsqlite3-dev prometheus-cpp-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
   libpcre2-dev libutf8proc-dev libxxhash-dev libopenblas-dev libsystemd-dev libssl-dev zlib1g-dev
   libgtest-dev libgmock-dev libbenchmark-dev
-  prometheus openssl curl python3 python3-venv iproute2 procps
+  prometheus openssl curl python3 python3-venv iproute2 procps patchelf
 )
 runtime_packages=(
   libgrpc++1.51 libprotobuf32 librocksdb7.8 libsqlite3-0 libprometheus-cpp-pull1.0
