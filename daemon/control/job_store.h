@@ -187,8 +187,8 @@ struct JobStoreOptions {
 absl::StatusOr<std::unique_ptr<JobStore>> OpenJobStore(const JobStoreOptions& options,
                                                        const engine::Clock& clock);
 
-// Makes what a worker found out about a user's data short and valid enough for records and messages: at most
-// 100 warnings of 1 KiB, a short reason.
+// Makes what a worker found out about a user's data short and valid enough for records and
+// messages: at most 100 warnings of 1 KiB, a short reason.
 void CleanReport(soup::v1::DatasetReport* report);
 
 // The record as the API shows it, without what the step log knows.
