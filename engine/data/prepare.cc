@@ -290,7 +290,7 @@ absl::StatusOr<PrepareReport> Preparer::Run() {
   SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(json, "tokenizer.json"));
   SOUP_ASSIGN_OR_RETURN(config_, LoadTokenizerConfig(options_.tokenizer_dir));
   std::vector<std::string> warnings;
-  SOUP_RETURN_IF_ERROR(CheckAddedTokens(config_, *tokenizer_, &warnings));
+  SOUP_RETURN_IF_ERROR(CheckAgreement(config_, *tokenizer_, &warnings));
   for (const std::string& warning : warnings) notices_.AddGeneral(warning);
   if (!options_.output_path.empty()) {
     SOUP_ASSIGN_OR_RETURN(writer_, DatasetWriter::Create(options_.output_path));

@@ -73,6 +73,7 @@ struct Tokenizer::Rep {
   BpeModel model;
   PostProcessor post;
   DecoderKind decoder = DecoderKind::kNone;
+  std::optional<bool> prefix_space;
   std::vector<std::optional<std::string>> spelling;  // by id: what Decode gives for it
 
   absl::Status ReadAddedTokens(const JsonNode& node);
@@ -160,6 +161,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(absl::string_view j
   SOUP_ASSIGN_OR_RETURN(rep.model, BpeModel::Create(root.Member("model")));
   SOUP_ASSIGN_OR_RETURN(rep.normalizer, Normalizer::Create(root.Member("normalizer")));
   SOUP_ASSIGN_OR_RETURN(rep.pre_tokenizer, PreTokenizer::Create(root.Member("pre_tokenizer")));
+  const JsonNode pre = root.Member("pre_tokenizer");
+  if (pre.Member("type").json() == "ByteLevel") {
+    SOUP_ASSIGN_OR_RETURN(rep.prefix_space, pre.Member("add_prefix_space").BoolOr(true));
+  }
   SOUP_ASSIGN_OR_RETURN(rep.post, ReadPostProcessor(root.Member("post_processor")));
   SOUP_ASSIGN_OR_RETURN(rep.decoder, ReadDecoder(root.Member("decoder")));
   SOUP_RETURN_IF_ERROR(rep.ReadAddedTokens(root.Member("added_tokens")));
@@ -247,6 +252,8 @@ std::string Tokenizer::Decode(absl::Span<const int32_t> ids) const {
   }
   return ReplaceInvalidUtf8(bytes);
 }
+
+std::optional<bool> Tokenizer::prefix_space() const { return rep_->prefix_space; }
 
 const AddedToken* Tokenizer::FindAdded(absl::string_view content) const {
   const auto it = rep_->added_by_content.find(content);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,9 @@ class Tokenizer {
   // UTF-8.
   std::string Decode(absl::Span<const int32_t> ids) const;
 
+  // add_prefix_space of a pre-tokenizer that is ByteLevel alone; nullopt: another one. transformers
+  // lets tokenizer_config.json change it.
+  std::optional<bool> prefix_space() const;
   // Of a token by its spelling in tokenizer.json (added tokens first); -1: none.
   int32_t IdOf(absl::string_view token) const;
   // An added token by its content; null: none.

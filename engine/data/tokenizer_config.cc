@@ -79,6 +79,7 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder) {
       SOUP_RETURN_IF_ERROR(ReadSpecialToken(root.Member(name), name, &out));
     SOUP_ASSIGN_OR_RETURN(out.add_bos_token, OptionalBool(root.Member("add_bos_token")));
     SOUP_ASSIGN_OR_RETURN(out.add_eos_token, OptionalBool(root.Member("add_eos_token")));
+    SOUP_ASSIGN_OR_RETURN(out.add_prefix_space, OptionalBool(root.Member("add_prefix_space")));
     SOUP_RETURN_IF_ERROR(ReadAddedTokens(root.Member("added_tokens_decoder"), &out));
     SOUP_RETURN_IF_ERROR(ReadChatTemplate(root.Member("chat_template"), &out));
     out.template_file = "tokenizer_config.json";
@@ -95,8 +96,14 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder) {
   return out;
 }
 
-absl::Status CheckAddedTokens(const TokenizerConfig& config, const Tokenizer& tokenizer,
-                              std::vector<std::string>* warnings) {
+absl::Status CheckAgreement(const TokenizerConfig& config, const Tokenizer& tokenizer,
+                            std::vector<std::string>* warnings) {
+  const std::optional<bool> prefix_space = tokenizer.prefix_space();
+  if (config.add_prefix_space && prefix_space && *config.add_prefix_space != *prefix_space) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokenizer_config.json: add_prefix_space is ", *config.add_prefix_space ? "true" : "false",
+        ", but tokenizer.json says otherwise; save the tokenizer again, so that both files agree"));
+  }
   for (const AddedToken& token : config.added_tokens) {
     if (tokenizer.IdOf(token.content) != token.id) {
       return absl::InvalidArgumentError(

@@ -19,6 +19,7 @@ struct TokenizerConfig {
   std::map<std::string, std::string> special_tokens;
   std::optional<bool> add_bos_token;
   std::optional<bool> add_eos_token;
+  std::optional<bool> add_prefix_space;
 
   std::vector<AddedToken> added_tokens;  // added_tokens_decoder
 
@@ -38,11 +39,12 @@ struct TokenizerConfig {
 // transformers); either may be absent. Errors: InvalidArgument (file, path in it).
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder);
 
-// Both files of a folder tell added tokens. Errors: InvalidArgument when tokenizer_config.json has
-// one that tokenizer.json lacks or numbers otherwise (transformers would add it, and tokens would
-// differ); flags that differ are told in *warnings: those of tokenizer.json are obeyed.
-absl::Status CheckAddedTokens(const TokenizerConfig& config, const Tokenizer& tokenizer,
-                              std::vector<std::string>* warnings);
+// Both files of a folder tell of some things. Errors: InvalidArgument when tokenizer_config.json
+// has an added token that tokenizer.json lacks or numbers otherwise, or another add_prefix_space
+// (transformers would change the tokenizer, and tokens would differ); flags of added tokens that
+// differ are told in *warnings: those of tokenizer.json are obeyed.
+absl::Status CheckAgreement(const TokenizerConfig& config, const Tokenizer& tokenizer,
+                            std::vector<std::string>* warnings);
 
 }  // namespace soup::engine
 

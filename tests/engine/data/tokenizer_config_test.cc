@@ -66,7 +66,7 @@ TEST(TokenizerConfigTest, AddedTokensOfBothFilesMustAgree) {
   const auto check = [&](const std::string& tokens, std::vector<std::string>* warnings) {
     const auto config = Load("{\"added_tokens_decoder\":" + tokens + "}");
     EXPECT_TRUE(config.ok()) << config.status();
-    return CheckAddedTokens(*config, **tokenizer, warnings);
+    return CheckAgreement(*config, **tokenizer, warnings);
   };
   std::vector<std::string> warnings;
   EXPECT_TRUE(
@@ -80,6 +80,18 @@ TEST(TokenizerConfigTest, AddedTokensOfBothFilesMustAgree) {
               HasSubstr("gives id 260"));
   EXPECT_THAT(std::string(check(R"({"900":{"content":"<|new|>"}})", &warnings).message()),
               AllOf(HasSubstr("'<|new|>'"), HasSubstr("lacks")));
+}
+
+TEST(TokenizerConfigTest, PrefixSpaceOfBothFilesMustAgree) {
+  const auto tokenizer = Tokenizer::Load(TestFile("cases/_base/bytes/tokenizer.json"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  std::vector<std::string> warnings;
+  EXPECT_TRUE(CheckAgreement(*Load(R"({"add_prefix_space":false})"), **tokenizer, &warnings).ok());
+  EXPECT_TRUE(CheckAgreement(*Load(R"({"add_prefix_space":null})"), **tokenizer, &warnings).ok());
+  EXPECT_THAT(
+      std::string(
+          CheckAgreement(*Load(R"({"add_prefix_space":true})"), **tokenizer, &warnings).message()),
+      HasSubstr("add_prefix_space is true"));
 }
 
 }  // namespace
