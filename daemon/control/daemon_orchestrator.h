@@ -104,6 +104,7 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
     std::shared_ptr<Cancellation> cancel;
     std::shared_ptr<const PreparedJob> prepared;
     int32_t base_failures = 0;
+    int64_t planned_arena_bytes = 0;  // of its first pass; 0: none was planned yet
 
     // With the worker
     bool open = false;     // the worker has it
@@ -171,6 +172,8 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   void PrepareOnThread(JobRecord record, std::shared_ptr<Cancellation> cancel);
   void Prepared(const std::string& job_id, std::shared_ptr<PrepareOutcome> outcome);
   void PrepareFailed(Job* job, const PrepareFailure& failure);
+  // Host memory of the bases that this user's jobs hold, with `more` among them.
+  int64_t PinnedBytesOf(const std::string& user, const PreparedJob& more) const;
   absl::StatusOr<engine::MachineProfile> AwaitProfile(Cancellation* cancel);
 
   // ---- orchestrator_worker.cc ----

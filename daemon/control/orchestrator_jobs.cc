@@ -350,6 +350,18 @@ void DaemonOrchestrator::Prepared(const std::string& job_id,
         absl::IsResourceExhausted(updated) ? soup::v1::STORAGE : soup::v1::INTERNAL;
     outcome->failure.message = std::string(updated.message());
   }
+  const int64_t quota = config_.quota_pinned_bytes;
+  if (outcome->job != nullptr && quota > 0) {
+    const int64_t pinned = PinnedBytesOf(job->user, *outcome->job);
+    if (pinned > quota) {
+      outcome->job = nullptr;  // lets the base go: it stays in memory only while there is room
+      outcome->failure.then = PrepareFailure::Then::kWait;
+      outcome->failure.reason = soup::v1::OUT_OF_MEMORY;
+      outcome->failure.message = absl::StrCat("the bases of your jobs would take ", pinned,
+                                              " bytes of host memory, your quota is ", quota,
+                                              " (--quota-pinned): it waits for your other jobs");
+    }
+  }
   if (outcome->job != nullptr) {
     job->prepared = outcome->job;
     job->last_served = absl::Now();
@@ -366,6 +378,16 @@ void DaemonOrchestrator::Prepared(const std::string& job_id,
   }
   Attend(job);
   Schedule();
+}
+
+int64_t DaemonOrchestrator::PinnedBytesOf(const std::string& user, const PreparedJob& more) const {
+  std::map<std::string, int64_t> bases = {{more.base_key, more.lease.base().bytes()}};
+  for (const auto& [id, job] : jobs_)
+    if (job->user == user && job->prepared != nullptr)
+      bases[job->prepared->base_key] = job->prepared->lease.base().bytes();
+  int64_t sum = 0;
+  for (const auto& [key, bytes] : bases) sum += bytes;
+  return sum;
 }
 
 void DaemonOrchestrator::PrepareFailed(Job* job, const PrepareFailure& failure) {

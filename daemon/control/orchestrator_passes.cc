@@ -48,6 +48,12 @@ void DaemonOrchestrator::RunPassOf(const std::vector<std::string>& ids, int64_t 
   for (const std::string& id : ids) {
     Job* job = Find(id);
     job->in_pass = true;
+    if (job->planned_arena_bytes == 0) {
+      job->planned_arena_bytes = plan->arena_bytes;
+      JobUpdate update;
+      update.planned_arena_bytes = plan->arena_bytes;
+      parts_.store->UpdateJob(id, update).IgnoreError();  // told again with the next attempt
+    }
     const engine::BatchSchedule& schedule =
         job->cursor.score ? *job->prepared->validation : job->prepared->train;
     for (const engine::MicroBatch& batch : schedule.Step(job->cursor.score ? 1 : job->cursor.step))

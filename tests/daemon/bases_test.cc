@@ -79,6 +79,30 @@ TEST(BasesTest, AJobWaitsForMemoryThatAnotherHolds) {
   ExpectWholeHistory(h, waiter.id(), soup::v1::SUCCEEDED);
 }
 
+TEST(BasesTest, AUsersQuotaOfPinnedBytesHolds) {
+  Harness h({.flags = {"--quota-pinned=8MiB"}, .state_dir = ""});
+  const std::string second = SecondBase(h);
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec endless = h.Spec("endless", Records());
+  endless.mutable_training()->set_epochs(100000);
+  const Job holder = h.Submit(endless);
+  h.WaitForStep(holder.id(), 1);
+  EXPECT_GT(h.Get(holder.id()).planned_arena_bytes(), 0);
+  const Job waiter = h.Submit(h.Spec("waits", Records(), second));
+  std::string message;
+  h.WatchUntil(waiter.id(), absl::Seconds(60), [&](const auto& reply) {
+    if (reply.item_case() != soup::v1::WatchReply::kEvent ||
+        reply.event().reason() != soup::v1::OUT_OF_MEMORY)
+      return false;
+    message = reply.event().message();
+    return true;
+  });
+  EXPECT_THAT(message, HasSubstr("quota"));
+  ASSERT_TRUE(h.Cancel(holder.id()).ok());
+  const Job done = h.WaitFor(waiter.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+}
+
 TEST(BasesTest, ABaseInUseIsNotEvictedAndAnIdleOneIs) {
   Harness h;
   ASSERT_TRUE(h.Start().ok());

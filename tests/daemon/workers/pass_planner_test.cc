@@ -1,0 +1,145 @@
+#include "daemon/control/pass_planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "engine/model/model_spec.h"
+
+namespace soup::daemon {
+namespace {
+
+uint32_t Seed() {
+  const char* given = std::getenv("SOUP_TEST_SEED");
+  return given != nullptr ? std::strtoul(given, nullptr, 10) : std::random_device{}();
+}
+
+engine::ModelSpec Model() {
+  std::ifstream in(SOUP_TEST_DATA_DIR "/golden/llama/config.json");
+  std::stringstream text;
+  text << in.rdbuf();
+  auto spec = engine::ParseModelSpec(text.str());
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return *spec;
+}
+
+std::shared_ptr<const PreparedJob> MakeJob(const std::string& id, std::mt19937& rng,
+                                           int64_t vram_bytes = 0) {
+  auto uniform = [&rng](int lo, int hi) { return std::uniform_int_distribution<int>(lo, hi)(rng); };
+  engine::JobShape shape;
+  shape.model = Model();
+  shape.lora.r = uniform(1, 16);
+  shape.lora.targets = {engine::Module::kQ, engine::Module::kDown};
+  shape.max_length = 64;
+  for (int n = uniform(1, 40); n > 0; --n) shape.lengths.push_back(uniform(2, 60));
+  for (int n = uniform(0, 10); n > 0; --n) shape.validation_lengths.push_back(uniform(2, 60));
+  shape.batch.batch_size = uniform(1, 12);
+  shape.batch.packing = uniform(0, 1) == 1;
+  shape.batch.epochs = 1;
+  engine::MachineProfile profile;
+  auto numeric = engine::MakeNumericPlan(shape, profile);
+  EXPECT_TRUE(numeric.ok()) << numeric.status();
+  auto train = engine::MakeTrainSchedule(shape, *numeric);
+  EXPECT_TRUE(train.ok()) << train.status();
+  std::optional<engine::BatchSchedule> validation;
+  if (!shape.validation_lengths.empty())
+    validation = *engine::MakeValidationSchedule(shape, *numeric);
+  soup::v1::JobSpec spec;
+  spec.mutable_resources()->set_vram_bytes(vram_bytes);
+  return std::make_shared<PreparedJob>(
+      PreparedJob{id, spec, shape, *numeric, *train, validation, "", "base", {}});
+}
+
+TEST(PassPlannerTest, PassesHoldEveryMicroBatchOnceAndKeepToTheBudget) {
+  const uint32_t seed = Seed();
+  std::printf("seed %u\n", seed);
+  SCOPED_TRACE("SOUP_TEST_SEED=" + std::to_string(seed));
+  std::mt19937 rng(seed);
+  engine::MachineProfile profile;
+  for (int round = 0; round < 30; ++round) {
+    std::vector<std::shared_ptr<const PreparedJob>> jobs;
+    int64_t least = 0;
+    for (int i = std::uniform_int_distribution<int>(1, 3)(rng); i > 0; --i) {
+      jobs.push_back(MakeJob("j" + std::to_string(i), rng));
+      least += *LeastBudget(*jobs.back());
+    }
+    const int64_t budget = least + std::uniform_int_distribution<int64_t>(0, 8 << 20)(rng);
+    PassPlanner planner;
+    auto plan = planner.Plan(jobs, budget, profile);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_LE(plan->arena_bytes, budget);
+    // Walks every job to its end, all in step, as the orchestrator does.
+    std::vector<JobCursor> cursors(jobs.size());
+    std::vector<bool> over(jobs.size(), false);
+    for (int pass = 0; std::count(over.begin(), over.end(), false) > 0; ++pass) {
+      ASSERT_LT(pass, 10000);
+      std::vector<PassMember> members;
+      for (size_t j = 0; j < jobs.size(); ++j)
+        if (!over[j]) members.push_back({jobs[j], cursors[j]});
+      auto run = PassPlanner::MakePass(members, *plan);
+      ASSERT_TRUE(run.ok()) << run.status();
+      ASSERT_GT(run->placement().arena_bytes(), 0);
+      ASSERT_LE(run->placement().arena_bytes(), plan->arena_bytes);
+      ASSERT_EQ(run->items_size(), static_cast<int>(members.size()));
+      int m = 0;
+      for (size_t j = 0; j < jobs.size(); ++j) {
+        if (over[j]) continue;
+        const soup::worker::v1::WorkItem& item = run->items(m++);
+        ASSERT_EQ(item.job_id(), jobs[j]->id);
+        ASSERT_EQ(item.step(), cursors[j].step);
+        ASSERT_EQ(item.first_micro_batch(), cursors[j].micro_batch);
+        ASSERT_GE(item.micro_batches(), 1);
+        ASSERT_LE(item.micro_batches(), plan->micro_batches_a_pass);
+        cursors[j].micro_batch += item.micro_batches();
+        const auto size = static_cast<int32_t>(jobs[j]->train.Step(cursors[j].step).size());
+        ASSERT_LE(cursors[j].micro_batch, size);
+        if (cursors[j].micro_batch == size) cursors[j] = JobCursor{cursors[j].step + 1, 0, false};
+        over[j] = cursors[j].step > jobs[j]->steps_total();
+      }
+    }
+  }
+}
+
+TEST(PassPlannerTest, TheLeastBudgetIsTheLeast) {
+  std::mt19937 rng(1);
+  engine::MachineProfile profile;
+  for (int round = 0; round < 10; ++round) {
+    const auto job = MakeJob("j", rng);
+    const int64_t least = *LeastBudget(*job);
+    EXPECT_TRUE(PlanSet({job}, least, profile).ok());
+    EXPECT_TRUE(absl::IsResourceExhausted(PlanSet({job}, least - 1, profile).status()));
+  }
+}
+
+TEST(PassPlannerTest, AChosenPlacementStandsUntilForgotten) {
+  std::mt19937 rng(2);
+  engine::MachineProfile profile;
+  const auto job = MakeJob("j", rng);
+  const int64_t least = *LeastBudget(*job);
+  PassPlanner planner;
+  const auto roomy = planner.Plan({job}, int64_t{1} << 30, profile);
+  ASSERT_TRUE(roomy.ok());
+  EXPECT_EQ(planner.Plan({job}, least, profile)->arena_bytes, roomy->arena_bytes);
+  planner.Forget();
+  EXPECT_LE(planner.Plan({job}, least, profile)->arena_bytes, least);
+  planner.Forget();
+  EXPECT_FALSE(planner.Plan({job}, least - 1, profile).ok());
+  EXPECT_TRUE(planner.Plan({job}, least, profile).ok()) << "a failure holds for its budget only";
+}
+
+TEST(PassPlannerTest, TheBudgetOfASetIsTheLeastThatAnyoneAllows) {
+  std::mt19937 rng(3);
+  const auto free = MakeJob("a", rng), tight = MakeJob("b", rng, 1000);
+  EXPECT_EQ(SetBudget({free}, 5000, 0), 5000);
+  EXPECT_EQ(SetBudget({free, tight}, 5000, 0), 1000);
+  EXPECT_EQ(SetBudget({tight}, 5000, 300), 700);
+  EXPECT_EQ(SetBudget({tight}, 500, 300), 500);
+  EXPECT_EQ(SetBudget({tight}, 5000, 3000), 0);
+}
+
+}  // namespace
+}  // namespace soup::daemon
