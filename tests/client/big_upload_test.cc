@@ -80,7 +80,7 @@ class BigUploadTest : public ::testing::Test {
     return names;
   }
 
-  daemon::Harness soupd_{daemon::HarnessOptions{.flags = {"--cpu-threads=1"}}};
+  daemon::Harness soupd_;
   testing::TempDir home_;
   Subprocess::Options options_;
 };

@@ -36,7 +36,7 @@ class RemoteTest : public ::testing::Test {
     WriteWhole(far_ / "tokens", "ada-secret-0123456789 ada\nbob-secret-0123456789 bob\n");
     ASSERT_EQ(chmod((far_ / "tokens").c_str(), 0600), 0);
     soupd_ = std::make_unique<daemon::Harness>(daemon::HarnessOptions{
-        .flags = {"--cpu-threads=1", "--listen-tcp=127.0.0.1:0", "--tls-cert=" + tls_.certificate,
+        .flags = {"--listen-tcp=127.0.0.1:0", "--tls-cert=" + tls_.certificate,
                   "--tls-key=" + tls_.key, "--token-file=" + (far_ / "tokens")}});
     const absl::Status started = soupd_->Start();
     ASSERT_TRUE(started.ok()) << started << soupd_->log();
@@ -170,9 +170,9 @@ TEST_F(RemoteTest, AWatchSurvivesTheDeathOfSoupd) {
   ASSERT_TRUE(watch->AwaitErr("connection lost"));
   // The endpoint's port must be the same again.
   daemon::HarnessOptions again{
-      .flags = {"--cpu-threads=1", "--listen-tcp=127.0.0.1:" + port_,
-                "--tls-cert=" + tls_.certificate, "--tls-key=" + tls_.key,
-                "--token-file=" + (far_ / "tokens"), "--model-root=" + soupd_->dir()},
+      .flags = {"--listen-tcp=127.0.0.1:" + port_, "--tls-cert=" + tls_.certificate,
+                "--tls-key=" + tls_.key, "--token-file=" + (far_ / "tokens"),
+                "--model-root=" + soupd_->dir()},
       .state_dir = soupd_->state_dir()};
   const absl::Time killed = absl::Now();
   daemon::Harness second(again);

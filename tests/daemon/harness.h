@@ -1,7 +1,7 @@
 // A real soupd with real workers, in a folder of its own, and a client of it: for tests of the
 // whole.
 //
-//   Harness h({.flags = {"--cpu-threads=1"}});
+//   Harness h;
 //   ASSERT_TRUE(h.Start().ok());
 //   Job job = h.Submit(h.Spec("name", kJsonl)); h.WaitFor(job.id(), {SUCCEEDED});
 //
@@ -27,7 +27,7 @@
 namespace soup::daemon {
 
 struct HarnessOptions {
-  std::vector<std::string> flags;        // beside state dir, model root and metrics
+  std::vector<std::string> flags;        // beside state dir, model root, metrics and one CPU thread
   std::string state_dir;                 // empty: a folder of its own
   std::vector<std::string> environment;  // NAME=value, added to the test's own
 };

@@ -117,7 +117,7 @@ TEST(SoupdProcess, ASecondSoupdOnTheStateDirectoryIsRefused) {
 }
 
 TEST(SoupdProcess, ManyJobsLeaveNeitherSeriesNorMemory) {
-  Harness h({.flags = {"--cpu-threads=1"}});
+  Harness h;
   ASSERT_TRUE(h.Start().ok());
   const auto run = [&](int from, int to) {
     std::string last;
