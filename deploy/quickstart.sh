@@ -16,7 +16,7 @@ say "packages"
 "$root/deploy/install-deps.sh"
 
 say "build (the first time takes some minutes)"
-cmake -S "$root" --preset cpu -DSOUP_BUILD_TESTS="${SOUP_QUICKSTART_TESTS:-OFF}" >/dev/null
+cmake -S "$root" --preset cpu >/dev/null
 cmake --build "$build" --target soupd soup-worker soupctl
 
 say "model"

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 preset=${SOUP_PRESET:-cpu}
 
 deploy/install-deps.sh
-cmake --preset "$preset" >/dev/null
+cmake --preset "$preset" -DSOUP_BUILD_TESTS=ON >/dev/null
 cmake --build --preset "$preset"
 # Tests that start daemons share the cores with each other: two at a time.
 ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j 2 "$@"
