@@ -7,7 +7,7 @@
 // Launchers forward an args struct of kernels/ops.h and return nothing: an error of a launch or of
 // the device sticks and is told by status() (cheap, asked once a layer) and by Synchronize().
 // Pointers in args are device pointers of the arena (host pointers on the CPU) unless ops.h says
-// otherwise.
+// otherwise; attention's cu_seqlens are host memory on every backend.
 //
 // Thread-safety: one thread drives a backend; counters() may be read from any thread. Events and
 // the arena must not outlive it.
@@ -26,6 +26,14 @@
 #include "kernels/ops.h"
 
 namespace soup::engine {
+
+// What a device's attention backward needs beyond its args: fp32 scratch for partial dk and dv, and
+// the most blocks that may share the query heads of one key-value head (it decides bits, and is a
+// function of the item). None on the CPU.
+struct AttentionScratch {
+  float* partials = nullptr;
+  int64_t most_split = 1;
+};
 
 // Sums since the backend was made. A pass's share is a difference of two readings.
 struct BackendCounters {
@@ -47,6 +55,11 @@ class Backend {
   // ----------------------------------------------------------------------------------------- The
   // process's one device allocation. Errors: ResourceExhausted, with the bytes asked for.
   virtual absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) = 0;
+  // Tells of host memory that copies and GatherRows will read, so that a device can pin it; it must
+  // stay mapped until Unregister. Never fails: memory that cannot be pinned is read more slowly,
+  // and a warning says so. Nothing on the CPU.
+  virtual void RegisterHostMemory(const void* data, int64_t bytes) = 0;
+  virtual void UnregisterHostMemory() = 0;  // all of it
 
   // Streams and events
   // -----------------------------------------------------------------------------
@@ -86,7 +99,8 @@ class Backend {
   virtual void RmsNormBackward(const kernels::RmsNormBackwardArgs& args) = 0;
   virtual void Rope(const kernels::RopeArgs& args) = 0;
   virtual void AttentionForward(const kernels::AttentionForwardArgs& args) = 0;
-  virtual void AttentionBackward(const kernels::AttentionBackwardArgs& args) = 0;
+  virtual void AttentionBackward(const kernels::AttentionBackwardArgs& args,
+                                 const AttentionScratch& scratch) = 0;
   virtual void SwigluForward(const kernels::SwigluForwardArgs& args) = 0;
   virtual void SwigluBackward(const kernels::SwigluBackwardArgs& args) = 0;
   virtual void Gemm(const kernels::GemmArgs& args) = 0;
@@ -99,6 +113,9 @@ class Backend {
   virtual void LossFinish(const kernels::LossFinishArgs& args) = 0;
   virtual void SumSquares(const kernels::SumSquaresArgs& args) = 0;
   virtual void AdamW(const kernels::AdamWArgs& args) = 0;
+  // dst[i] = src[i] rounded to bf16, to nearest even: the operand copy of fp32 weights where
+  // weight_type() is bf16.
+  virtual void NarrowToBf16(const float* src, void* dst, int64_t n) = 0;
 };
 
 }  // namespace soup::engine

@@ -68,6 +68,9 @@ class CpuBackend final : public Backend {
         std::move(poison));
   }
 
+  void RegisterHostMemory(const void*, int64_t) override {}
+  void UnregisterHostMemory() override {}
+
   StreamView compute_stream() override { return {StreamKind::kCompute, nullptr}; }
   StreamView copy_stream() override { return {StreamKind::kCopy, nullptr}; }
   Event MakeEvent() override { return Event(std::make_shared<CpuEventRep>()); }
@@ -119,7 +122,8 @@ class CpuBackend final : public Backend {
   void AttentionForward(const kernels::AttentionForwardArgs& a) override {
     cpu::AttentionForward(a, context_);
   }
-  void AttentionBackward(const kernels::AttentionBackwardArgs& a) override {
+  void AttentionBackward(const kernels::AttentionBackwardArgs& a,
+                         const AttentionScratch&) override {
     cpu::AttentionBackward(a, context_);
   }
   void SwigluForward(const kernels::SwigluForwardArgs& a) override {
@@ -144,6 +148,9 @@ class CpuBackend final : public Backend {
   void LossFinish(const kernels::LossFinishArgs& a) override { cpu::LossFinish(a, context_); }
   void SumSquares(const kernels::SumSquaresArgs& a) override { cpu::SumSquares(a, context_); }
   void AdamW(const kernels::AdamWArgs& a) override { cpu::AdamW(a, context_); }
+  void NarrowToBf16(const float* src, void* dst, int64_t n) override {
+    for (int64_t i = 0; i < n; ++i) static_cast<uint16_t*>(dst)[i] = F32ToBf16(src[i]);
+  }
 
  private:
   const CpuBackendOptions options_;

@@ -132,6 +132,9 @@ class Planner {
     const bool train = std::any_of(job.items.begin(), job.items.end(),
                                    [](const PassItem& item) { return item.train; });
     AddWhole(JobBuffer(job.job_id, kJobWeights), "adapter", bytes);
+    if (element_.wt == kBf16Bytes) {
+      AddWhole(JobBuffer(job.job_id, kJobOperand), "adapter", bytes / kF32Bytes * kBf16Bytes);
+    }
     if (!train) return;
     AddWhole(JobBuffer(job.job_id, kJobGradients), "gradients", bytes);
     AddWhole(JobBuffer(job.job_id, kJobFirstMoment), "optimizer", bytes);
@@ -219,6 +222,10 @@ class Planner {
         kBackwardGateUp);
     Add(kBackwardDQkv, "backward", t * model_.qkv_width() * act, kBackwardQkv, kBackwardQkv);
     Add(kBackwardDelta, "backward", t * model_.heads * kF32Bytes, kBackwardQkv, kBackwardQkv);
+    if (element_.act != kBf16Bytes) return;
+    Add(kBackwardPartials, "backward",
+        AttentionPartialsPlanned(t, model_.heads, model_.kv_heads, model_.head_dim), kBackwardQkv,
+        kBackwardQkv);
   }
 
   const ModelSpec& model_;
@@ -257,10 +264,15 @@ absl::Status CheckJobs(const std::vector<PassJob>& jobs) {
     if (job.items.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("job ", job.job_id, " has no work item"));
     }
-    if (job.numeric.backend != "cpu") {
+    if (job.numeric.backend != "cpu" && job.numeric.backend != "cuda") {
       return absl::UnimplementedError(absl::StrCat("job ", job.job_id, ": backend \"",
                                                    job.numeric.backend,
-                                                   "\" has no memory plan; supported: cpu"));
+                                                   "\" has no memory plan; supported: cpu, cuda"));
+    }
+    if (job.numeric.backend != jobs.front().numeric.backend) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("jobs ", jobs.front().job_id, " and ", job.job_id,
+                       " were planned for different backends and cannot share a pass"));
     }
     if (job.numeric.head_slice_rows != jobs.front().numeric.head_slice_rows) {
       return absl::InvalidArgumentError(
@@ -333,7 +345,9 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, BaseFormat format,
                                       const Placement& placement) {
   if (absl::Status s = CheckPlacement(model, placement); !s.ok()) return s;
   if (absl::Status s = CheckJobs(jobs); !s.ok()) return s;
-  return Planner(model, format, placement, ElementBytes{}).Plan(jobs);
+  ElementBytes element;
+  if (jobs.front().numeric.backend == "cuda") element = {kBf16Bytes, kBf16Bytes};
+  return Planner(model, format, placement, element).Plan(jobs);
 }
 
 }  // namespace soup::engine

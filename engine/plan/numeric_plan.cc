@@ -17,26 +17,50 @@ namespace {
 constexpr int64_t kCpuMicroBatchTokens = 1024;
 // Logits of one slice are fp32 [rows, slice]: small enough to stay near the caches.
 constexpr int64_t kMaxHeadSliceRows = 2048;
+// The same for a GPU: the matrix units want rows in whole tiles and a few thousand of them, and a
+// head slice large enough that its product is not a launch's length.
+constexpr int64_t kCudaMicroBatchTokens = 4096;
+constexpr int64_t kCudaMaxHeadSliceRows = 8192;
+constexpr int64_t kCudaRowTile = 64;
+constexpr int64_t kCudaHeadDims[] = {16, 32, 64, 96, 128, 256};
 constexpr int kNumericPlanVersion = 1;
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// The distance between buckets around n: 1/32 of the power of two below, at least 8 and at most
-// 256, so that the mean tail is under 1.1 % of a micro-batch of 256 tokens or more.
-int64_t BucketStep(int64_t n) {
+// The distance between buckets around n: 1/32 of the power of two below, at least `least` (CPU 8,
+// CUDA one row tile) and at most 256, so that the mean tail is under 1.1 % of a micro-batch of 256
+// tokens or more.
+int64_t BucketStep(int64_t n, int64_t least) {
   int64_t power = 1;
   while (power * 2 <= n) power *= 2;
-  return std::clamp<int64_t>(power / 32, 8, 256);
+  return std::clamp<int64_t>(power / 32, least, 256);
 }
 
-std::vector<int64_t> MakeBuckets(int64_t capacity) {
+std::vector<int64_t> MakeBuckets(int64_t capacity, int64_t least_step) {
   std::vector<int64_t> buckets;
   int64_t n = 0;
   while (n < capacity) {
-    n += BucketStep(std::max<int64_t>(n, 1));
+    n += BucketStep(std::max<int64_t>(n, 1), least_step);
     buckets.push_back(n);
   }
   return buckets;
+}
+
+// What the CUDA kernels ask of a model's widths (kernels/cuda).
+absl::Status CheckCudaShape(const ModelSpec& model) {
+  if (std::find(std::begin(kCudaHeadDims), std::end(kCudaHeadDims), model.head_dim) ==
+      std::end(kCudaHeadDims)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim ", model.head_dim,
+                     " has no CUDA attention kernel; supported: 16, 32, 64, 96, 128, 256. Run the "
+                     "job on the CPU backend"));
+  }
+  if (model.hidden % 8 != 0 || model.intermediate % 8 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hidden size ", model.hidden, " and intermediate size ", model.intermediate,
+                     " must be multiples of 8 on CUDA. Run the job on the CPU backend"));
+  }
+  return absl::OkStatus();
 }
 
 int64_t Longest(const JobShape& shape) {
@@ -111,10 +135,12 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
 }
 
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile) {
-  if (profile.backend != "cpu") {
-    return absl::UnimplementedError(absl::StrCat(
-        "backend \"", profile.backend, "\" has no numeric plan in this build; supported: cpu"));
+  const bool cuda = profile.backend == "cuda";
+  if (!cuda && profile.backend != "cpu") {
+    return absl::UnimplementedError(absl::StrCat("backend \"", profile.backend,
+                                                 "\" has no numeric plan; supported: cpu, cuda"));
   }
+  if (cuda) SOUP_RETURN_IF_ERROR(CheckCudaShape(shape.model));
   if (shape.lengths.empty()) {
     return absl::InvalidArgumentError("the dataset has no training record");
   }
@@ -127,14 +153,16 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
   NumericPlan plan;
   plan.version = kNumericPlanVersion;
   plan.backend = profile.backend;
+  const int64_t packed = cuda ? kCudaMicroBatchTokens : kCpuMicroBatchTokens;
   const int64_t target =
-      shape.batch.packing ? std::max(longest, kCpuMicroBatchTokens) : std::max<int64_t>(longest, 1);
-  plan.buckets = MakeBuckets(target);
+      shape.batch.packing ? std::max(longest, packed) : std::max<int64_t>(longest, 1);
+  plan.buckets = MakeBuckets(target, cuda ? kCudaRowTile : 8);
   // A full micro-batch has no tail.
   plan.micro_batch_tokens = plan.buckets.back();
   plan.max_supervised_rows = plan.buckets.back();
   plan.head_slice_rows =
-      std::min(kMaxHeadSliceRows, RoundUp((shape.model.vocab + 3) / 4, int64_t{16}));
+      std::min(cuda ? kCudaMaxHeadSliceRows : kMaxHeadSliceRows,
+               RoundUp((shape.model.vocab + 3) / 4, cuda ? kCudaRowTile : int64_t{16}));
   plan.cpu_threads = std::max(profile.cpu_threads, 1);
   plan.blas_core = profile.blas_core;
   return plan;

@@ -45,6 +45,7 @@ inline std::string JobBuffer(absl::string_view job_id, absl::string_view what) {
   return absl::StrCat("job/", job_id, "/", what);
 }
 inline constexpr char kJobWeights[] = "weights";
+inline constexpr char kJobOperand[] = "operand";  // bf16 copy of the weights where wt is bf16
 inline constexpr char kJobGradients[] = "gradients";
 inline constexpr char kJobFirstMoment[] = "first_moment";
 inline constexpr char kJobSecondMoment[] = "second_moment";
@@ -81,26 +82,47 @@ inline constexpr char kAgainMiddle[] = "again/middle";     // act [T, H]
 inline constexpr char kAgainLowRank[] = "again/low_rank";  // act [targets, T, r]
 
 // Shared by the items, one at a time: sized by the largest.
-inline constexpr char kWeightScratch[] = "weight";               // wt, largest group or head slice
-inline constexpr char kForwardHidden[] = "forward/hidden";       // act [T, H]
-inline constexpr char kForwardRstd[] = "forward/rstd";           // fp32 [T]
-inline constexpr char kForwardQkvOut[] = "forward/qkv";          // act [T, NQ]
-inline constexpr char kForwardLse[] = "forward/lse";             // fp32 [T, Hq]
-inline constexpr char kForwardGateUpOut[] = "forward/gate_up";   // act [T, 2 I]
-inline constexpr char kForwardLowRank[] = "forward/low_rank";    // act [T, r]
-inline constexpr char kForwardDropped[] = "forward/dropped";     // act [T, max input]
-inline constexpr char kLossGathered[] = "loss/gathered";         // act [T, H]
-inline constexpr char kLossLogits[] = "loss/logits";             // fp32 [T, slice]
-inline constexpr char kBackwardHidden[] = "backward/hidden";     // act [T, H]
-inline constexpr char kBackwardRstd[] = "backward/rstd";         // fp32 [T]
-inline constexpr char kBackwardDHidden[] = "backward/d_hidden";  // act [T, H]
-inline constexpr char kBackwardGateUpIn[] = "backward/gate_up";  // act [T, 2 I]
-inline constexpr char kBackwardAct[] = "backward/act";           // act [T, I]
-inline constexpr char kBackwardDQkv[] = "backward/d_qkv";        // act [T, NQ]
-inline constexpr char kBackwardDelta[] = "backward/delta";       // fp32 [T, Hq]
+inline constexpr char kWeightScratch[] = "weight";                // wt, largest group or head slice
+inline constexpr char kForwardHidden[] = "forward/hidden";        // act [T, H]
+inline constexpr char kForwardRstd[] = "forward/rstd";            // fp32 [T]
+inline constexpr char kForwardQkvOut[] = "forward/qkv";           // act [T, NQ]
+inline constexpr char kForwardLse[] = "forward/lse";              // fp32 [T, Hq]
+inline constexpr char kForwardGateUpOut[] = "forward/gate_up";    // act [T, 2 I]
+inline constexpr char kForwardLowRank[] = "forward/low_rank";     // act [T, r]
+inline constexpr char kForwardDropped[] = "forward/dropped";      // act [T, max input]
+inline constexpr char kLossGathered[] = "loss/gathered";          // act [T, H]
+inline constexpr char kLossLogits[] = "loss/logits";              // fp32 [T, slice]
+inline constexpr char kBackwardHidden[] = "backward/hidden";      // act [T, H]
+inline constexpr char kBackwardRstd[] = "backward/rstd";          // fp32 [T]
+inline constexpr char kBackwardDHidden[] = "backward/d_hidden";   // act [T, H]
+inline constexpr char kBackwardGateUpIn[] = "backward/gate_up";   // act [T, 2 I]
+inline constexpr char kBackwardAct[] = "backward/act";            // act [T, I]
+inline constexpr char kBackwardDQkv[] = "backward/d_qkv";         // act [T, NQ]
+inline constexpr char kBackwardDelta[] = "backward/delta";        // fp32 [T, Hq]
+inline constexpr char kBackwardPartials[] = "backward/partials";  // AttentionPartialsPlanned
 inline constexpr char kBackwardDLowRank[] = "backward/d_low_rank";  // act [T, r]
 inline constexpr char kBackwardDropped[] = "backward/dropped";      // act [T, max input]
 inline constexpr char kBackwardDDropped[] = "backward/d_dropped";   // act [T, max input]
+
+// CUDA: how many blocks may share the query heads of one key-value head in attention's backward
+// (they add up partial dk and dv in fixed order), and the fp32 bytes that this takes. A function of
+// the item alone, because the number decides bits. The bytes grow with T and stop at 2 * limit * D
+// * 4.
+inline constexpr int64_t kAttentionPartialRows = 32768;
+inline int64_t AttentionSplitPlanned(int64_t tokens, int64_t heads, int64_t kv_heads) {
+  const int64_t rows = tokens * kv_heads;
+  if (rows <= 0 || kv_heads <= 0) return 1;
+  const int64_t fits = kAttentionPartialRows / rows;
+  const int64_t group = heads / kv_heads;
+  return fits < 1 ? 1 : fits < group ? fits : group;
+}
+inline int64_t AttentionPartialsPlanned(int64_t tokens, int64_t heads, int64_t kv_heads,
+                                        int64_t head_dim) {
+  if (heads == kv_heads) return 0;
+  const int64_t rows =
+      tokens * heads < kAttentionPartialRows ? tokens * heads : kAttentionPartialRows;
+  return rows * 2 * head_dim * 4;
+}
 
 // ids, positions, supervised rows and their targets [T] each, then cu_seqlens [S + 1].
 inline int64_t ItemIndexInts(int64_t tokens, int64_t sequences) {

@@ -185,7 +185,7 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   args.row_stride = nq;
   args.out = a.attention;
   args.lse = a.lse;
-  args.cu_seqlens = item.cu_seqlens;
+  args.cu_seqlens = item.batch.cu_seqlens.data();
   args.S = item.sequences();
   args.T = item.T;
   args.Hq = m.heads;

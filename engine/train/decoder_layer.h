@@ -54,6 +54,7 @@ class DecoderLayer {
     float* rstd = nullptr;          // [T]
     std::byte* d_hidden = nullptr;  // act [T, H]; backward
     std::byte* low_rank = nullptr;  // act [T, r]; forward of items that keep nothing
+    float* partials = nullptr;      // attention backward where act is bf16 and heads share
     LoraScratch lora;
   };
   // The largest of the items: what the shared buffers are sized by.

@@ -139,11 +139,20 @@ absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* sla
     if (item.train) BackwardOutput(item, layer, w, BackwardActivations(item, layer));
   }
   std::vector<ArenaBuffer> owners;
+  const bool act_is_bf16 = env_.act_bytes == DTypeBytes(DType::kBF16);
   SOUP_ASSIGN_OR_RETURN(
       std::byte * d_qkv,
       Take(owners, kBackwardDQkv, largest_.train_tokens * m.qkv_width(), env_.act_bytes));
   SOUP_ASSIGN_OR_RETURN(std::byte * delta,
                         Take(owners, kBackwardDelta, largest_.train_tokens * m.heads, 4));
+  scratch_.partials = nullptr;
+  if (act_is_bf16 && m.heads != m.kv_heads) {
+    SOUP_ASSIGN_OR_RETURN(
+        std::byte * partials,
+        Take(owners, kBackwardPartials,
+             AttentionPartialsPlanned(largest_.train_tokens, m.heads, m.kv_heads, m.head_dim), 1));
+    scratch_.partials = reinterpret_cast<float*>(partials);
+  }
   // Layer 0's input is the embedding, which is frozen: its gradient is not made.
   if (layer > 0) w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
   for (const PassItemState& item : items_) {
@@ -183,14 +192,19 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   args.dk = At(d_qkv, k_column, act);
   args.dv = At(d_qkv, v_column, act);
   args.grad_row_stride = nq;
-  args.cu_seqlens = item.cu_seqlens;
+  args.cu_seqlens = item.batch.cu_seqlens.data();
   args.S = item.sequences();
   args.T = item.T;
   args.Hq = m.heads;
   args.Hkv = m.kv_heads;
   args.D = m.head_dim;
   args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim)));
-  env_.backend->AttentionBackward(args);
+  AttentionScratch scratch;
+  scratch.partials = scratch_.partials;
+  if (scratch.partials != nullptr) {
+    scratch.most_split = AttentionSplitPlanned(item.T, m.heads, m.kv_heads);
+  }
+  env_.backend->AttentionBackward(args, scratch);
   env_.backend->Rope({d_qkv, item.positions, env_.inverse_frequencies, item.T, m.heads + m.kv_heads,
                       m.head_dim, nq, true});
 

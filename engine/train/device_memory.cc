@@ -129,6 +129,14 @@ absl::Status DeviceMemory::LoadState(const PassJob& job, const HostState& host) 
   DeviceState& device = states_[job.job_id];
   const auto name = [&](const char* what) { return JobBuffer(job.job_id, what); };
   SOUP_ASSIGN_OR_RETURN(device.weights, TakeFloats(name(kJobWeights), host.weights));
+  const int64_t elements = static_cast<int64_t>(host.weights.size());
+  elements_[job.job_id] = elements;
+  device.operand = reinterpret_cast<std::byte*>(device.weights);
+  device.operand_bytes = DTypeBytes(backend_->weight_type());
+  if (device.operand_bytes != kF32Bytes) {
+    SOUP_ASSIGN_OR_RETURN(device.operand, Take(name(kJobOperand)));
+    Refresh(device, elements);
+  }
   const bool train = std::any_of(job.items.begin(), job.items.end(),
                                  [](const PassItem& item) { return item.train; });
   if (!train) return absl::OkStatus();
@@ -137,6 +145,16 @@ absl::Status DeviceMemory::LoadState(const PassJob& job, const HostState& host) 
   SOUP_ASSIGN_OR_RETURN(device.second_moment,
                         TakeFloats(name(kJobSecondMoment), host.second_moment));
   return absl::OkStatus();
+}
+
+void DeviceMemory::Refresh(const DeviceState& device, int64_t elements) {
+  if (device.operand_bytes == kF32Bytes) return;  // the weights themselves
+  backend_->NarrowToBf16(device.weights, device.operand, elements);
+}
+
+void DeviceMemory::RefreshOperand(const std::string& job_id) {
+  const auto it = states_.find(job_id);
+  if (it != states_.end()) Refresh(it->second, elements_.at(job_id));
 }
 
 absl::StatusOr<std::byte*> DeviceMemory::Take(absl::string_view name) {

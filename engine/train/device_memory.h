@@ -34,6 +34,10 @@ struct HostState {
 // only).
 struct DeviceState {
   float* weights = nullptr;
+  // The weights as GEMM operands: themselves where that type is fp32, else a bf16 copy that is made
+  // anew whenever the weights change (RefreshOperand).
+  std::byte* operand = nullptr;
+  int64_t operand_bytes = 4;  // of an element
   float* gradients = nullptr;
   float* first_moment = nullptr;
   float* second_moment = nullptr;
@@ -47,6 +51,8 @@ class DeviceMemory {
   // Prepares a pass: `states` holds every open job by id; each vector has its full size.
   absl::Status Configure(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                          const std::map<std::string, HostState*>& states, bool always_relayout);
+  // After an optimizer step: the operand copy follows the weights.
+  void RefreshOperand(const std::string& job_id);
   // Copies a job's state to the host, if it is on the device. It stays there.
   absl::Status Save(const std::string& job_id, HostState* state);
   // Forgets a job's state on the device, if it is there: the next Configure lays out anew.
@@ -74,6 +80,7 @@ class DeviceMemory {
   absl::Status MakeRings(const MemoryPlan& plan, const std::vector<PassJob>& jobs);
   absl::Status LoadGlobals();
   absl::Status LoadState(const PassJob& job, const HostState& host);
+  void Refresh(const DeviceState& device, int64_t elements);
   absl::StatusOr<std::byte*> Take(absl::string_view name);
   absl::StatusOr<float*> TakeFloats(const std::string& name, const std::vector<float>& values);
 
@@ -88,6 +95,7 @@ class DeviceMemory {
   const float* inverse_frequencies_ = nullptr;
   double* sum_squares_ = nullptr;
   std::map<std::string, DeviceState> states_;
+  std::map<std::string, int64_t> elements_;  // of each state's vectors
 };
 
 }  // namespace soup::engine

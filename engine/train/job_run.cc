@@ -211,6 +211,7 @@ absl::StatusOr<PassJob> JobRun::MakePassJob(const WorkRequest& request) const {
 
 LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
   LoraOnDevice lora;
+  const int64_t wt = device.operand_bytes;
   const LoraShape& shape = setup_.shape.lora;
   lora.r = shape.r;
   const double r = static_cast<double>(shape.r);
@@ -228,11 +229,11 @@ LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
     LoraSite& site = lora.sites[place];
     float* grad = device.gradients == nullptr ? nullptr : device.gradients + t.offset;
     if (t.part == LoraPart::kA) {
-      site.a = device.weights + t.offset;
+      site.a = At(device.operand, t.offset, wt);
       site.grad_a = grad;
       site.in = t.cols;
     } else {
-      site.b = device.weights + t.offset;
+      site.b = At(device.operand, t.offset, wt);
       site.grad_b = grad;
       site.out = t.rows;
     }

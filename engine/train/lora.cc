@@ -60,7 +60,7 @@ void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, M
   g.C = u;
   g.ldc = item.lora->r;
   g.a_type = Operand::kAct;
-  g.b_type = Operand::kF32;
+  g.b_type = Operand::kWt;
   g.c_type = Operand::kAct;
   env.backend->Gemm(g);
 }
@@ -86,7 +86,7 @@ void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, M
   g.C = y;
   g.ldc = ldy;
   g.a_type = Operand::kAct;
-  g.b_type = Operand::kF32;
+  g.b_type = Operand::kWt;
   g.c_type = Operand::kAct;
   env.backend->Gemm(g);
 }
@@ -112,7 +112,7 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
   g.C = scratch.d_low_rank;
   g.ldc = r;
   g.a_type = Operand::kAct;
-  g.b_type = Operand::kF32;
+  g.b_type = Operand::kWt;
   g.c_type = Operand::kAct;
   env.backend->Gemm(g);
 
@@ -151,7 +151,7 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
   g.ldb = site.in;
   g.C = drops ? scratch.d_dropped : dx;
   g.ldc = site.in;
-  g.b_type = Operand::kF32;
+  g.b_type = Operand::kWt;
   g.c_type = Operand::kAct;
   env.backend->Gemm(g);
   if (!drops) return;

@@ -108,10 +108,11 @@ absl::Status Loss::Slice(int32_t slice, float* logits, const LogitsHook& hook) {
     g.K = columns;
     g.beta = 1;
     g.A = logits;
-    g.lda = columns;
+    // p is act and row i starts where row i of the fp32 logits does (kernels/ops.h).
+    g.lda = columns * (kF32Bytes / env_.act_bytes);
     g.C = rows.grad;
     g.ldc = h;
-    g.a_type = kernels::Operand::kF32;
+    g.a_type = kernels::Operand::kAct;
     env_.backend->Gemm(g);
     env_.backend->LossTargetRows({w.data, item.targets, rows.target, n, h, first, columns});
   }

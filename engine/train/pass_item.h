@@ -40,10 +40,10 @@ inline const std::byte* At(const void* base, int64_t elements, int64_t element_b
   return static_cast<const std::byte*>(base) + elements * element_bytes;
 }
 
-// A and B of one linear of one layer, and their gradients (null in a score item).
+// A and B of one linear of one layer as operands, and their gradients (null in a score item).
 struct LoraSite {
-  const float* a = nullptr;  // [r, in]
-  const float* b = nullptr;  // [out, r]
+  const std::byte* a = nullptr;  // wt [r, in]
+  const std::byte* b = nullptr;  // wt [out, r]
   float* grad_a = nullptr;
   float* grad_b = nullptr;
   int64_t in = 0;

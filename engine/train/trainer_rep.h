@@ -45,7 +45,15 @@ struct Trainer::Rep {
       : backend(backend),
         base(std::move(model_base)),
         options(trainer_options),
-        memory(backend, &base) {}
+        memory(backend, &base) {
+    for (const absl::Span<const std::byte>& slab : base.slabs) {
+      backend->RegisterHostMemory(slab.data(), static_cast<int64_t>(slab.size()));
+    }
+  }
+  ~Rep() {
+    memory.Release();  // nothing reads the slabs any more
+    backend->UnregisterHostMemory();
+  }
 
   absl::StatusOr<JobRun*> Find(const std::string& id) const;
   absl::StatusOr<PassShare> MakeShare(const WorkRequest& request) const;

@@ -103,7 +103,10 @@ absl::Status Trainer::Rep::Update(const PassShare& share, StepStats& stats) {
                                       memory.sum_squares(), !std::isfinite(stats.loss)));
   stats.grad_norm = updated.grad_norm;
   stats.skipped = !updated.applied;
-  if (!stats.skipped) return absl::OkStatus();
+  if (!stats.skipped) {
+    memory.RefreshOperand(job.id());
+    return backend->status();
+  }
   stats.skipped_records = progress.bad_records.empty() ? share.step_records : progress.bad_records;
   stats.warning = SkippedWarning(stats);
   return absl::OkStatus();

@@ -153,6 +153,14 @@ struct GemmLibrary::Rep {
                                          &workspace_bytes, sizeof workspace_bytes);
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                          &reduction, sizeof reduction);
+    // The library assumes 256 bytes; column ranges of a buffer and tensors of a flat adapter
+    // promise 16 only.
+    const uint32_t alignment = 16;
+    for (const cublasLtMatmulPreferenceAttributes_t which :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment, sizeof alignment);
+    }
     out->resize(static_cast<size_t>(std::min(want, kMaxCandidates)));
     int found = 0;
     status = cublasLtMatmulAlgoGetHeuristic(handle, p.operation(), p.first(), p.second(), p.out(),

@@ -121,7 +121,7 @@ TEST(NumericPlan, Refusals) {
   EXPECT_THAT(std::string(MakeNumericPlan(Shape({9000}), Cpu()).status().message()),
               HasSubstr("8192"));
   MachineProfile cuda = Cpu();
-  cuda.backend = "cuda";
+  cuda.backend = "rocm";
   EXPECT_TRUE(absl::IsUnimplemented(MakeNumericPlan(Shape({10}), cuda).status()));
 }
 

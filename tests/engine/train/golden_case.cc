@@ -118,14 +118,20 @@ std::vector<MicroBatch> CutRecords(const std::vector<TokenRecord>& records, int3
   return cut;
 }
 
-absl::Status PlanForCpu(JobSetup& setup) {
+MachineProfile CpuProfile() {
   MachineProfile profile;
   profile.backend = "cpu";
   profile.cpu_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   profile.blas_core = kernels::cpu::BlasCoreName();
+  return profile;
+}
+
+absl::Status PlanFor(const MachineProfile& profile, JobSetup& setup) {
   SOUP_ASSIGN_OR_RETURN(setup.numeric, MakeNumericPlan(setup.shape, profile));
   return absl::OkStatus();
 }
+
+absl::Status PlanForCpu(JobSetup& setup) { return PlanFor(CpuProfile(), setup); }
 
 absl::StatusOr<JobSetup> GoldenCase::BatchJob(const ModelBase& base, const std::string& job_id,
                                               const std::string& batch, bool with_adapter,
@@ -147,7 +153,7 @@ absl::StatusOr<JobSetup> GoldenCase::BatchJob(const ModelBase& base, const std::
   run->steps = {CutRecords(rows, 0, records_a_micro_batch)};
   run->learning_rates = {kLearningRate};
   setup.prescribed = std::move(run);
-  SOUP_RETURN_IF_ERROR(PlanForCpu(setup));
+  SOUP_RETURN_IF_ERROR(PlanFor(profile, setup));
   return setup;
 }
 
@@ -170,7 +176,7 @@ absl::StatusOr<JobSetup> GoldenCase::TrainJob(const ModelBase& base, const std::
     run->learning_rates.push_back(step == 0 ? kLearningRate / 2 : kLearningRate);
   }
   setup.prescribed = std::move(run);
-  SOUP_RETURN_IF_ERROR(PlanForCpu(setup));
+  SOUP_RETURN_IF_ERROR(PlanFor(profile, setup));
   return setup;
 }
 

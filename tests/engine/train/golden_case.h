@@ -24,6 +24,9 @@ inline constexpr const char* kGoldenBatches[] = {"full", "masked"};
 // Borrows the slabs of `memory`.
 ModelBase BorrowBase(const cache::MemoryBase& memory);
 
+// This host as a machine of the CPU backend.
+MachineProfile CpuProfile();
+
 struct GoldenCase {
   std::string folder;
   LoraShape lora;
@@ -32,6 +35,7 @@ struct GoldenCase {
   std::map<std::string, double> losses;                     // "base_loss.full" ...
   std::vector<double> train_losses;                         // of the 8 steps
   std::vector<double> train_norms;
+  MachineProfile profile = CpuProfile();  // of the jobs' numeric plans
   std::unique_ptr<SafetensorsFile> golden;
   std::unique_ptr<SafetensorsFile> after;
 
@@ -51,7 +55,8 @@ struct GoldenCase {
 std::vector<MicroBatch> CutRecords(const std::vector<TokenRecord>& records, int32_t first,
                                    int32_t records_a_micro_batch);
 
-// Finishes a setup whose shape has its lengths: numeric plan for the CPU.
+// Finishes a setup whose shape has its lengths: the numeric plan.
+absl::Status PlanFor(const MachineProfile& profile, JobSetup& setup);
 absl::Status PlanForCpu(JobSetup& setup);
 
 }  // namespace soup::engine

@@ -42,7 +42,7 @@ const cache::MemoryBase& TinyMemory(BaseFormat format) {
 
 ModelBase TinyBase(BaseFormat format) { return BorrowBase(TinyMemory(format)); }
 
-JobSetup MakeJob(const RandomJob& job) {
+JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile) {
   const ModelSpec& spec = TinyMemory().spec();
   std::mt19937 rng(static_cast<uint32_t>(job.seed) * 7919u + 13u);
   std::vector<TokenRecord> train, validation;
@@ -69,7 +69,7 @@ JobSetup MakeJob(const RandomJob& job) {
   setup.lora.rslora = job.rslora;
   setup.training.learning_rate = 1e-2;
   setup.training.weight_decay = 0.01;
-  const absl::Status planned = PlanForCpu(setup);
+  const absl::Status planned = PlanFor(profile, setup);
   EXPECT_TRUE(planned.ok()) << planned;
   setup.numeric.micro_batch_tokens = job.micro_batch_tokens;
   return setup;

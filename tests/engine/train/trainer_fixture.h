@@ -11,6 +11,7 @@
 #include "cache/slab_assembler.h"
 #include "engine/device/cpu_backend.h"
 #include "engine/train/trainer.h"
+#include "tests/engine/train/golden_case.h"
 
 namespace soup::engine {
 
@@ -37,7 +38,7 @@ struct RandomJob {
   int64_t micro_batch_tokens = 64;
   BaseFormat format = BaseFormat::kBf16;
 };
-JobSetup MakeJob(const RandomJob& job);
+JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile = CpuProfile());
 
 // A trainer with its backend; members in order of construction.
 struct Engine {

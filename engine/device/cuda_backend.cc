@@ -1,0 +1,478 @@
+#include "engine/device/cuda_backend.h"
+
+#include <cuda_runtime.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "engine/device/cuda_attention_tiles.h"
+#include "engine/device/cuda_device_use.h"
+#include "engine/device/cuda_handles.h"
+#include "engine/device/cuda_memory.h"
+#include "engine/device/cuda_stopwatch.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/loss.h"
+#include "kernels/cuda/nf4_dequant.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/rope.h"
+
+namespace soup::engine {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+// The fixed block: part sizes, each a multiple of kArenaAlignment.
+constexpr int64_t kGemmWorkspaceBytes = 32 << 20;  // what the library's guide gives sm_90
+constexpr int64_t kPartialSumBytes = cuda::kSumSquaresPartials * sizeof(double);
+constexpr int64_t kTilePoolBytes = 2 << 20;
+// Pinned, for small results on their way to the host: larger ones are copied at once.
+constexpr int64_t kResultPoolBytes = 4 << 20;
+constexpr int kOldestMajor = 8;
+
+struct CudaEventRep final : public EventRep {
+  CudaEvent event;
+  int64_t results = 0;  // results queued before the last record on the compute stream
+};
+
+CudaEventRep& Rep(const Event& event) {
+  SOUP_CHECK(event.rep() != nullptr);
+  return static_cast<CudaEventRep&>(*event.rep());
+}
+
+// Waits until `query` stops answering "not ready": spins for what a step's kernels take, then
+// sleeps between looks.
+absl::Status WaitUntil(const std::function<cudaError_t()>& query, absl::Duration timeout,
+                       absl::string_view what) {
+  const absl::Time start = absl::Now();
+  for (;;) {
+    const cudaError_t reached = query();
+    if (reached != cudaErrorNotReady) return CudaStatus(reached, what);
+    const absl::Duration waited = absl::Now() - start;
+    if (waited > timeout) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(what, ": not done within ", absl::FormatDuration(timeout)));
+    }
+    if (waited < absl::Milliseconds(5)) {
+      sched_yield();
+    } else {
+      absl::SleepFor(absl::Microseconds(50));
+    }
+  }
+}
+
+class Cuda final : public Backend {
+ public:
+  explicit Cuda(const CudaBackendOptions& options) : options_(options) {}
+
+  ~Cuda() override {
+    Synchronize(options_.wait_limit).IgnoreError();
+    registrations_.Clear();
+  }
+
+  absl::Status Start(const cudaDeviceProp& properties) {
+    SOUP_ASSIGN_OR_RETURN(compute_, CudaStream::Create());
+    SOUP_ASSIGN_OR_RETURN(copy_, CudaStream::Create());
+    SOUP_RETURN_IF_ERROR(CheckCode(properties));
+    SOUP_ASSIGN_OR_RETURN(
+        block_, CudaBlock::OnDevice(kGemmWorkspaceBytes + kPartialSumBytes + kTilePoolBytes));
+    SOUP_ASSIGN_OR_RETURN(pinned_, CudaBlock::Pinned(kResultPoolBytes + kTilePoolBytes));
+    partial_sums_ = reinterpret_cast<double*>(block_.data() + kGemmWorkspaceBytes);
+    tiles_ = CudaAttentionTiles(attention_, block_.data() + kGemmWorkspaceBytes + kPartialSumBytes,
+                                pinned_.data() + kResultPoolBytes, kTilePoolBytes);
+    // The heuristic's choice is a function of shape, device and library version; algorithms timed
+    // before the run will come with the machine profile.
+    SOUP_RETURN_IF_ERROR(
+        CudaStatus(cuda::GemmLibrary::Create(block_.data(), kGemmWorkspaceBytes,
+                                             cuda::GemmLibrary::Fallback::kHeuristic, &gemm_),
+                   "cuBLASLt"));
+    int value = 0;
+    cudaDeviceGetAttribute(&value, cudaDevAttrHostRegisterReadOnlySupported, options_.device);
+    read_only_pins_ = value != 0;
+    cudaDeviceGetAttribute(&value, cudaDevAttrCanUseHostPointerForRegisteredMem, options_.device);
+    reads_pinned_ = value != 0;
+    return Synchronize(options_.wait_limit);
+  }
+  std::string LibraryVersion() const { return gemm_->LibraryVersion(); }
+
+  const char* name() const override { return "cuda"; }
+  DType activation_type() const override { return DType::kBF16; }
+  DType weight_type() const override { return DType::kBF16; }
+
+  absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override {
+    if (bytes < 0) return absl::InvalidArgumentError("an arena of negative size");
+    SOUP_ASSIGN_OR_RETURN(CudaBlock made, CudaBlock::OnDevice(bytes));
+    auto block = std::make_shared<CudaBlock>(std::move(made));
+    std::function<void(std::byte*, int64_t)> poison;
+    if (options_.poison_arena) {
+      // Waits: the next user may be on either stream.
+      poison = [this](std::byte* p, int64_t n) {
+        Told(cudaDeviceSynchronize(), "poison");
+        Told(cudaMemset(p, 0xff, static_cast<size_t>(n)), "poison");
+        Told(cudaDeviceSynchronize(), "poison");
+      };
+    }
+    return std::make_unique<Arena>(
+        block->data(), bytes,
+        [this, block]() mutable {
+          // Work that is still queued may read it.
+          Synchronize(options_.wait_limit).IgnoreError();
+          block.reset();
+        },
+        std::move(poison));
+  }
+
+  void RegisterHostMemory(const void* data, int64_t bytes) override {
+    if (!options_.pin_host_memory) return;
+    const absl::Status pinned = registrations_.Register(data, bytes, read_only_pins_);
+    if (pinned.ok() || warned_) return;
+    warned_ = true;
+    SOUP_LOG(kWarn, "cuda") << "host memory cannot be pinned (" << pinned.message()
+                            << "): copies to the device will be slow. Raise the limit of locked "
+                               "memory (ulimit -l) of the worker";
+  }
+  void UnregisterHostMemory() override {
+    Synchronize(options_.wait_limit).IgnoreError();
+    registrations_.Clear();
+  }
+
+  StreamView compute_stream() override { return {StreamKind::kCompute, compute_.get()}; }
+  StreamView copy_stream() override { return {StreamKind::kCopy, copy_.get()}; }
+
+  Event MakeEvent() override {
+    auto rep = std::make_shared<CudaEventRep>();
+    absl::StatusOr<CudaEvent> event = CudaEvent::Create(/*timing=*/false);
+    if (event.ok()) {
+      rep->event = *std::move(event);
+    } else {
+      Keep(event.status()).IgnoreError();
+    }
+    return Event(std::move(rep));
+  }
+  absl::Status Record(Event& event, StreamView stream) override {
+    CudaEventRep& rep = Rep(event);
+    if (stream.kind() == StreamKind::kCompute) rep.results = results_queued_;
+    return Check(cudaEventRecord(rep.event.get(), Native(stream)), "cudaEventRecord");
+  }
+  absl::Status Wait(StreamView stream, const Event& event) override {
+    const CudaEventRep& rep = Rep(event);
+    // What is complete already stalls nobody; the wait is queued all the same, for the order of
+    // memory.
+    const bool timed = stream.kind() == StreamKind::kCompute &&
+                       cudaEventQuery(rep.event.get()) == cudaErrorNotReady;
+    if (timed) SOUP_RETURN_IF_ERROR(Keep(stalls_.Start(compute_.get())));
+    SOUP_RETURN_IF_ERROR(
+        Check(cudaStreamWaitEvent(Native(stream), rep.event.get(), 0), "cudaStreamWaitEvent"));
+    if (timed) SOUP_RETURN_IF_ERROR(Keep(stalls_.Stop(compute_.get())));
+    if (stalls_.full()) HarvestTimes();
+    return absl::OkStatus();
+  }
+  absl::Status HostWait(const Event& event, absl::Duration timeout) override {
+    const CudaEventRep& rep = Rep(event);
+    SOUP_RETURN_IF_ERROR(
+        Keep(WaitUntil([&rep] { return cudaEventQuery(rep.event.get()); }, timeout, "an event")));
+    DeliverResults(rep.results);
+    return status_;
+  }
+  absl::Status Synchronize(absl::Duration timeout) override {
+    for (const CudaStream* stream : {&copy_, &compute_}) {
+      SOUP_RETURN_IF_ERROR(Keep(WaitUntil([stream] { return cudaStreamQuery(stream->get()); },
+                                          timeout, stream == &copy_ ? "copies" : "compute")));
+    }
+    HarvestTimes();
+    DeliverResults(results_queued_);
+    return status_;
+  }
+  absl::Status status() const override { return status_; }
+  BackendCounters counters() const override {
+    absl::MutexLock lock(&mutex_);
+    return counters_;
+  }
+
+  absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
+                                 StreamView stream) override {
+    const bool on_copy_stream = stream.kind() == StreamKind::kCopy;
+    if (on_copy_stream) SOUP_RETURN_IF_ERROR(Keep(copies_.Start(copy_.get())));
+    for (int64_t done = 0; done < bytes;) {
+      const std::byte* from = static_cast<const std::byte*>(src) + done;
+      const int64_t piece = registrations_.CopyBytes(from, bytes - done);
+      SOUP_RETURN_IF_ERROR(
+          Check(cudaMemcpyAsync(static_cast<std::byte*>(dst) + done, from,
+                                static_cast<size_t>(piece), cudaMemcpyHostToDevice, Native(stream)),
+                "copy to the device"));
+      done += piece;
+    }
+    if (!on_copy_stream) return absl::OkStatus();
+    SOUP_RETURN_IF_ERROR(Keep(copies_.Stop(copy_.get())));
+    if (copies_.full()) HarvestTimes();
+    absl::MutexLock lock(&mutex_);
+    counters_.copy_bytes += bytes;
+    return absl::OkStatus();
+  }
+
+  absl::Status CopyToHostAsync(void* dst, const void* src, int64_t bytes) override {
+    if (bytes <= 0) return absl::OkStatus();
+    if (results_.empty()) result_bytes_ = 0;
+    if (result_bytes_ + bytes > kResultPoolBytes) {
+      // Into memory that is not pinned: returns when it is done.
+      return Check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
+                                   compute_.get()),
+                   "copy to the host");
+    }
+    std::byte* staged = pinned_.data() + result_bytes_;
+    result_bytes_ += ArenaRoundUp(bytes);
+    results_.push_back({++results_queued_, dst, staged, bytes});
+    return Check(cudaMemcpyAsync(staged, src, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
+                                 compute_.get()),
+                 "copy to the host");
+  }
+  void CopyOnDevice(void* dst, const void* src, int64_t bytes) override {
+    Told(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+                         compute_.get()),
+         "copy on the device");
+  }
+  void FillZero(void* dst, int64_t bytes) override {
+    Told(cudaMemsetAsync(dst, 0, static_cast<size_t>(bytes), compute_.get()), "FillZero");
+  }
+
+  void GatherRows(const kernels::GatherRowsArgs& a) override {
+    if (a.T == 0) return;
+    if (reads_pinned_ && registrations_.Pinned(a.table)) {
+      Told(cuda::GatherRows(a, compute_.get()), "GatherRows");
+    } else {
+      GatherOnHost(a);
+    }
+  }
+  void Widen(const kernels::WidenArgs&) override {
+    Keep(absl::InternalError("Widen: bf16 weights are used in place on CUDA")).IgnoreError();
+  }
+  void Nf4Dequant(const kernels::Nf4DequantArgs& a) override {
+    Told(cuda::Nf4Dequant(a, compute_.get()), "Nf4Dequant");
+  }
+  void RmsNormForward(const kernels::RmsNormForwardArgs& a) override {
+    Told(cuda::RmsNormForward(a, compute_.get()), "RmsNormForward");
+  }
+  void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override {
+    Told(cuda::RmsNormBackward(a, compute_.get()), "RmsNormBackward");
+  }
+  void Rope(const kernels::RopeArgs& a) override { Told(cuda::Rope(a, compute_.get()), "Rope"); }
+  void AttentionForward(const kernels::AttentionForwardArgs& a) override {
+    const auto tiles = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
+    if (!Keep(tiles.status()).ok()) return;
+    Told(cuda::AttentionForward(a, {}, *tiles, attention_, compute_.get()), "AttentionForward");
+  }
+  void AttentionBackward(const kernels::AttentionBackwardArgs& a,
+                         const AttentionScratch& scratch) override {
+    const auto found = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
+    if (!Keep(found.status()).ok()) return;
+    cuda::AttentionTiles tiles = *found;
+    const int64_t group = a.Hq / a.Hkv;
+    // No more blocks than the plan has room for, and none of them without a head.
+    int64_t split = std::min<int64_t>(tiles.kv_split, scratch.most_split);
+    while (split > 1 && (group + split - 1) / split * (split - 1) >= group) --split;
+    tiles.kv_split = static_cast<int32_t>(split);
+    tiles.partials = scratch.partials;
+    Told(cuda::AttentionBackward(a, {}, tiles, attention_, compute_.get()), "AttentionBackward");
+  }
+  void SwigluForward(const kernels::SwigluForwardArgs& a) override {
+    Told(cuda::SwigluForward(a, compute_.get()), "SwigluForward");
+  }
+  void SwigluBackward(const kernels::SwigluBackwardArgs& a) override {
+    Told(cuda::SwigluBackward(a, compute_.get()), "SwigluBackward");
+  }
+  void Gemm(const kernels::GemmArgs& a) override {
+    const cudaError_t error = gemm_->Gemm(a, compute_.get());
+    if (error == cudaSuccess) return;
+    Told(error, absl::StrCat("Gemm of ", a.M, " x ", a.N, " x ", a.K, ", leading dimensions ",
+                             a.lda, ", ", a.ldb, ", ", a.ldc));
+  }
+  void Axpy(const kernels::AxpyArgs& a) override { Told(cuda::Axpy(a, compute_.get()), "Axpy"); }
+  void Dropout(const kernels::DropoutArgs& a) override {
+    Told(cuda::Dropout(a, compute_.get()), "Dropout");
+  }
+  void GatherActRows(const kernels::GatherActRowsArgs& a) override {
+    Told(cuda::GatherActRows(a, compute_.get()), "GatherActRows");
+  }
+  void ScatterActRows(const kernels::ScatterActRowsArgs& a) override {
+    Told(cuda::ScatterActRows(a, compute_.get()), "ScatterActRows");
+  }
+  void LossSlice(const kernels::LossSliceArgs& a) override {
+    Told(cuda::LossSlice(a, compute_.get()), "LossSlice");
+  }
+  void LossTargetRows(const kernels::LossTargetRowsArgs& a) override {
+    Told(cuda::LossTargetRows(a, compute_.get()), "LossTargetRows");
+  }
+  void LossFinish(const kernels::LossFinishArgs& a) override {
+    Told(cuda::LossFinish(a, compute_.get()), "LossFinish");
+  }
+  void SumSquares(const kernels::SumSquaresArgs& a) override {
+    Told(cuda::SumSquares(a, partial_sums_, compute_.get()), "SumSquares");
+  }
+  void AdamW(const kernels::AdamWArgs& a) override {
+    Told(cuda::AdamW(a, compute_.get()), "AdamW");
+  }
+  void NarrowToBf16(const float* src, void* dst, int64_t n) override {
+    Told(cuda::NarrowToBf16(src, dst, n, compute_.get()), "NarrowToBf16");
+  }
+
+ private:
+  // A result on its way to the host.
+  struct Result {
+    int64_t number;
+    void* dst;
+    const std::byte* staged;
+    int64_t bytes;
+  };
+
+  static cudaStream_t Native(StreamView stream) {
+    return static_cast<cudaStream_t>(stream.native());
+  }
+  absl::Status Keep(absl::Status status) {
+    if (status_.ok() && !status.ok()) status_ = status;
+    return status;
+  }
+  absl::Status Check(cudaError_t error, absl::string_view what) {
+    return error == cudaSuccess ? absl::OkStatus() : Keep(CudaStatus(error, what));
+  }
+
+  // The error sticks: status() tells it.
+  void Told(cudaError_t error, absl::string_view what) { Check(error, what).IgnoreError(); }
+
+  // The first calls that need code for this card.
+  absl::Status CheckCode(const cudaDeviceProp& properties) {
+    cudaError_t loaded = cuda::QueryAttentionDevice(options_.device, &attention_);
+    if (loaded == cudaSuccess) loaded = cuda::LoadNf4Tables();
+    if (loaded == cudaSuccess) return absl::OkStatus();
+    cudaGetLastError();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this build has no code for ", properties.name, " (sm_", properties.major, properties.minor,
+        "): ", cudaGetErrorString(loaded),
+        "; build with -DCMAKE_CUDA_ARCHITECTURES=", properties.major, properties.minor));
+  }
+
+  void HarvestTimes() {
+    const double stall = stalls_.Harvest(), busy = copies_.Harvest();
+    absl::MutexLock lock(&mutex_);
+    counters_.stall_seconds += stall;
+    counters_.copy_busy_seconds += busy;
+  }
+
+  void DeliverResults(int64_t up_to) {
+    while (!results_.empty() && results_.front().number <= up_to) {
+      const Result& r = results_.front();
+      std::memcpy(r.dst, r.staged, static_cast<size_t>(r.bytes));
+      results_.pop_front();
+    }
+  }
+
+  // For a table that the device cannot read: waits for the ids, gathers here, copies the rows.
+  void GatherOnHost(const kernels::GatherRowsArgs& a) {
+    std::vector<int32_t> ids(static_cast<size_t>(a.T));
+    if (!Check(cudaMemcpyAsync(ids.data(), a.ids, ids.size() * sizeof(int32_t),
+                               cudaMemcpyDeviceToHost, compute_.get()),
+               "GatherRows")
+             .ok() ||
+        !Check(cudaStreamSynchronize(compute_.get()), "GatherRows").ok()) {
+      return;
+    }
+    std::vector<uint16_t> rows(static_cast<size_t>(a.T * a.H));
+    for (int64_t t = 0; t < a.T; ++t) {
+      std::copy_n(a.table + ids[static_cast<size_t>(t)] * a.H, a.H, rows.begin() + t * a.H);
+    }
+    Told(cudaMemcpyAsync(a.y, rows.data(), rows.size() * sizeof(uint16_t), cudaMemcpyHostToDevice,
+                         compute_.get()),
+         "GatherRows");
+    Told(cudaStreamSynchronize(compute_.get()), "GatherRows");  // `rows` dies here
+  }
+
+  const CudaBackendOptions options_;
+  CudaStream compute_;
+  CudaStream copy_;
+  CudaBlock block_;
+  CudaBlock pinned_;
+  cuda::AttentionDevice attention_;
+  CudaAttentionTiles tiles_;
+  std::unique_ptr<cuda::GemmLibrary> gemm_;
+  double* partial_sums_ = nullptr;
+  CudaHostRegistrations registrations_;
+  bool read_only_pins_ = false;
+  bool reads_pinned_ = false;
+  bool warned_ = false;
+  std::deque<Result> results_;
+  int64_t results_queued_ = 0;
+  int64_t result_bytes_ = 0;
+  CudaStopwatch stalls_;
+  CudaStopwatch copies_;
+  absl::Status status_;
+  mutable absl::Mutex mutex_;
+  BackendCounters counters_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::Status NoDevice(absl::string_view why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("no CUDA device: ", why, "; use --backend cpu"));
+}
+
+}  // namespace
+
+absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
+  int count = 0;
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted != cudaSuccess) {
+    cudaGetLastError();
+    return NoDevice(cudaGetErrorString(counted));
+  }
+  if (options.device < 0 || options.device >= count) {
+    return NoDevice(absl::StrCat("number ", options.device, " of ", count));
+  }
+  cudaDeviceProp properties;
+  SOUP_RETURN_IF_ERROR(
+      CudaStatus(cudaGetDeviceProperties(&properties, options.device), "cudaGetDeviceProperties"));
+  if (properties.major < kOldestMajor) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(properties.name, " is sm_", properties.major, properties.minor,
+                     "; CUDA training needs sm_80 (Ampere) or newer. Use --backend cpu"));
+  }
+  const CudaDeviceUse before(options.device);
+  SOUP_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "cudaSetDevice"));
+  auto backend = std::make_unique<Cuda>(options);
+  SOUP_RETURN_IF_ERROR(backend->Start(properties));
+  CudaBackend made;
+  made.profile.backend = "cuda";
+  made.profile.device_name = properties.name;
+  made.profile.device_memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  made.profile.overhead_bytes = before.GrownBy();
+  made.profile.cpu_threads = 1;
+  made.profile.blas_core =
+      absl::StrCat("sm_", properties.major, properties.minor, ", ", properties.multiProcessorCount,
+                   " SMs, cuBLASLt ", backend->LibraryVersion());
+  made.backend = std::move(backend);
+  return made;
+}
+
+absl::StatusOr<int64_t> CudaFreeDeviceBytes() {
+  size_t free = 0, total = 0;
+  const cudaError_t asked = cudaMemGetInfo(&free, &total);
+  if (asked != cudaSuccess) {
+    cudaGetLastError();
+    return NoDevice(cudaGetErrorString(asked));
+  }
+  return static_cast<int64_t>(free);
+}
+
+}  // namespace soup::engine

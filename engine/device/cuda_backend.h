@@ -1,0 +1,53 @@
+// The CUDA backend: bf16 activations and weight operands, kernels of kernels/cuda, one arena from
+// the device's allocator, a compute stream and a copy stream that do not wait for each other but by
+// events. sm_80 and newer.
+//
+// Bytes on the device: the arena (planned), and the overhead, measured once when the backend is
+// made: context, modules, and one fixed block that holds the matrix library's workspace, the
+// partial sums of the gradient norm, and attention's tile lists. The workspace is no arena buffer
+// because the library's choice of an algorithm, and with it the bits, depends on its size: it must
+// be the same for every job and pass.
+//
+// No CUDA header is seen here; in a build without CUDA MakeCudaBackend says so.
+#ifndef SOUP_ENGINE_DEVICE_CUDA_BACKEND_H_
+#define SOUP_ENGINE_DEVICE_CUDA_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/base/machine_profile.h"
+#include "engine/device/backend.h"
+
+namespace soup::engine {
+
+struct CudaBackendOptions {
+  int device = 0;
+  // The limit of a wait for the device where the caller names none.
+  absl::Duration wait_limit = absl::Minutes(10);
+  // Fills every arena buffer with NaNs when it is taken: a read before a write shows. For tests:
+  // each fill waits for the device.
+  bool poison_arena = false;
+  // False: host memory is read as it is, as if it could not be pinned. For tests.
+  bool pin_host_memory = true;
+};
+
+struct CudaBackend {
+  std::unique_ptr<Backend> backend;
+  // Name, memory, overhead, and in blas_core what decides bits: architecture, multiprocessors and
+  // the matrix library's version. Rates are 0: not measured.
+  MachineProfile profile;
+};
+
+// Call in the thread that will drive the backend. Errors: FailedPrecondition (no device, no driver,
+// a card older than sm_80, a build without code for it or without CUDA; says which),
+// ResourceExhausted (not even the fixed block fits).
+absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options = {});
+
+// Free bytes of the calling thread's device, all processes counted. Errors: as above.
+absl::StatusOr<int64_t> CudaFreeDeviceBytes();
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DEVICE_CUDA_BACKEND_H_
