@@ -65,7 +65,7 @@ class Interpreter::Depth {
   }
 
  private:
-  static constexpr int kMaxEvaluations = 700;
+  static constexpr int kMaxEvaluations = 400;  // some 5 KiB of stack each with sanitizers on
   Interpreter* owner_;
 };
 
