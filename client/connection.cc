@@ -26,6 +26,7 @@ constexpr int kMaxMessageBytes = 64 << 20;
 constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kFirstReconnectMs = 200;
+constexpr int kConnectTimeoutMs = 5000;
 constexpr int kLastReconnectMs = 3'000;
 // The longest path that fits into sockaddr_un.
 constexpr size_t kMaxUnixPath = 107;
@@ -185,7 +186,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const Connection& con
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  // For gRPC this one is also the least time that an attempt to connect may take: a loaded host
+  // needs more than the back-off between attempts.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLastReconnectMs);
   // A lost connection resolves the name again, and gRPC does so every 30 s at most unless told.
   args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kFirstReconnectMs);
