@@ -15,6 +15,8 @@ using namespace soup::v1;  // NOLINT: every line here speaks of its messages
 using grpc::Status;
 using grpc::StatusCode;
 
+// Long enough for a machine that does much else; nothing waits for it unless something is wrong.
+constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int64_t kEpochMs = 1'900'000'000'000;
 
 Status NoJob(const std::string& id) {
@@ -109,7 +111,7 @@ std::string FakeSoup::Uploaded(const std::string& sha256) {
 
 bool FakeSoup::AwaitStall() {
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(absl::Condition(&seen_.stalled), absl::Seconds(10));
+  return mutex_.AwaitWithTimeout(absl::Condition(&seen_.stalled), kPatience);
 }
 
 bool FakeSoup::AwaitWatches(size_t count) {
@@ -117,7 +119,7 @@ bool FakeSoup::AwaitWatches(size_t count) {
   const auto enough = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return seen_.watches.size() >= count;
   };
-  return mutex_.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(10));
+  return mutex_.AwaitWithTimeout(absl::Condition(&enough), kPatience);
 }
 
 void FakeSoup::ServeUnix(const std::string& socket) {
@@ -390,7 +392,7 @@ Status FakeSoup::UploadFile(Context* context, grpc::ServerReader<UploadChunk>* r
         static_cast<int64_t>(have.size()) >= faults_.stall_upload_after_bytes) {
       faults_.stall_upload_after_bytes = -1;
       seen_.stalled = true;
-      const absl::Time end = absl::Now() + absl::Seconds(20);
+      const absl::Time end = absl::Now() + kPatience;
       const auto gone = [&] { return context->IsCancelled() || absl::Now() > end; };
       // IsCancelled does not wake a Condition: look again now and then.
       while (!gone()) mutex_.AwaitWithTimeout(absl::Condition(&gone), absl::Milliseconds(20));

@@ -67,9 +67,9 @@ class FakeSoup final : public soup::v1::Soup::Service {
     absl::MutexLock lock(&mutex_);
     return seen_;
   }
-  // Until an upload stalls; false after ten seconds.
+  // Until an upload stalls; false after a minute.
   bool AwaitStall();
-  // Until `count` Watch streams have begun; false after ten seconds.
+  // Until `count` Watch streams have begun; false after a minute.
   bool AwaitWatches(size_t count);
 
   // unix: when `socket` is a path, else TLS on a free port of 127.0.0.1. `token` empty: none

@@ -188,7 +188,7 @@ TEST_F(SoupctlTest, CtrlCInAnUploadStopsAtOnceAndTheNextGoesOn) {
   auto process = Start({"submit", "job.yaml"});
   ASSERT_TRUE(soup_.AwaitStall());
   process->Signal(SIGINT);
-  EXPECT_EQ(process->Wait(absl::Seconds(10)), 130);
+  EXPECT_EQ(process->Wait(), 130);
   EXPECT_THAT(process->err(), HasSubstr("submit again to go on where it stopped"));
   EXPECT_EQ(soup_.seen().submits, 0);
   EXPECT_EQ(Run({"submit", "job.yaml"}).code, 0);
@@ -206,7 +206,7 @@ TEST_F(SoupctlTest, ASocketThatIsAbsentIsSaidSo) {
 TEST_F(SoupctlTest, SubmitWaitFillsTheOutput) {
   Serve();
   auto process = Start({"submit", "job.yaml", "--wait"});
-  ASSERT_TRUE(soup_.AwaitWatches(1));
+  ASSERT_TRUE(soup_.AwaitWatches(1)) << process->out() << process->err();
   soup_.AddEvent("job-1", soup::v1::RUNNING);
   soup_.AddStep("job-1", 1, 2.5);
   soup_.AddArtifact("job-1", "adapter_model.safetensors", "weights");
