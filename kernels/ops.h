@@ -95,7 +95,7 @@ struct AttentionForwardArgs {
   // Natural-log sum of exponentials of the scaled scores: [T, Hq] on the CPU, [Hq, T] on CUDA. Only
   // the backward reads it, so a backend keeps the order that suits it.
   float* lse;
-  const int32_t* cu_seqlens;  // [S + 1], host memory on the CPU
+  const int32_t* cu_seqlens;  // [S + 1], host memory on every backend
   int64_t S, T, Hq, Hkv, D;
   float scale;
 };

@@ -18,7 +18,7 @@ cudaError_t Dropout(const DropoutArgs& args, cudaStream_t stream);
 cudaError_t GatherRows(const GatherRowsArgs& args, cudaStream_t stream);
 cudaError_t GatherActRows(const GatherActRowsArgs& args, cudaStream_t stream);
 cudaError_t ScatterActRows(const ScatterActRowsArgs& args, cudaStream_t stream);
-// fp32 master weights to the GEMMs' bf16 operand, round to nearest even; n a multiple of 1.
+// fp32 master weights to the GEMMs' bf16 operand, round to nearest even; any n.
 cudaError_t NarrowToBf16(const float* src, void* dst, int64_t n, cudaStream_t stream);
 
 }  // namespace soup::kernels::cuda
