@@ -69,6 +69,17 @@ absl::Status CpuCopyStream::Record(const std::shared_ptr<CpuEventRep>& event) {
 void CpuCopyStream::RecordByCaller(const std::shared_ptr<CpuEventRep>& event) {
   absl::MutexLock lock(&mutex_);
   event->completed = ++event->recorded;
+  event->completed_ns = RealClock().MonotonicNs();
+}
+
+absl::StatusOr<double> CpuCopyStream::SecondsBetween(
+    const std::shared_ptr<CpuEventRep>& begin, const std::shared_ptr<CpuEventRep>& end) const {
+  absl::MutexLock lock(&mutex_);
+  for (const CpuEventRep* event : {begin.get(), end.get()}) {
+    if (event->recorded > 0 && event->completed == event->recorded) continue;
+    return absl::FailedPreconditionError("an event that was not reached has no time");
+  }
+  return static_cast<double>(end->completed_ns - begin->completed_ns) * 1e-9;
 }
 
 absl::Status CpuCopyStream::CallerWaits(const std::shared_ptr<CpuEventRep>& event,
@@ -117,6 +128,7 @@ void CpuCopyStream::Run() {
       busy_ = true;
       if (command.event != nullptr) {
         command.event->completed = command.number;
+        command.event->completed_ns = RealClock().MonotonicNs();
         busy_ = false;
         continue;
       }

@@ -18,6 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "engine/device/backend.h"
@@ -30,6 +31,7 @@ namespace soup::engine {
 struct CpuEventRep final : public EventRep {
   int64_t recorded = 0;
   int64_t completed = 0;
+  int64_t completed_ns = 0;  // when it was last reached
 };
 
 class CpuCopyStream {
@@ -46,6 +48,9 @@ class CpuCopyStream {
 
   // A record of the caller's own (compute) stream: complete at once.
   void RecordByCaller(const std::shared_ptr<CpuEventRep>& event);
+  // Errors: FailedPrecondition (one of them was not reached).
+  absl::StatusOr<double> SecondsBetween(const std::shared_ptr<CpuEventRep>& begin,
+                                        const std::shared_ptr<CpuEventRep>& end) const;
   // The caller waits for the event's last record; `stall`: count the time. Errors:
   // DeadlineExceeded.
   absl::Status CallerWaits(const std::shared_ptr<CpuEventRep>& event, absl::Duration timeout,

@@ -154,15 +154,16 @@ class Cuda final : public Backend {
   StreamView compute_stream() override { return {StreamKind::kCompute, compute_.get()}; }
   StreamView copy_stream() override { return {StreamKind::kCopy, copy_.get()}; }
 
-  Event MakeEvent() override {
-    auto rep = std::make_shared<CudaEventRep>();
-    absl::StatusOr<CudaEvent> event = CudaEvent::Create(/*timing=*/false);
-    if (event.ok()) {
-      rep->event = *std::move(event);
-    } else {
-      Keep(event.status()).IgnoreError();
-    }
-    return Event(std::move(rep));
+  Event MakeEvent() override { return NewEvent(/*timing=*/false); }
+  Event MakeTimedEvent() override { return NewEvent(/*timing=*/true); }
+  absl::StatusOr<double> SecondsBetween(const Event& begin, const Event& end) override {
+    float ms = 0;
+    const cudaError_t told =
+        cudaEventElapsedTime(&ms, Rep(begin).event.get(), Rep(end).event.get());
+    if (told == cudaSuccess) return static_cast<double>(ms) * 1e-3;
+    cudaGetLastError();
+    return absl::FailedPreconditionError(
+        absl::StrCat("two events cannot be compared: ", cudaGetErrorString(told)));
   }
   absl::Status Record(Event& event, StreamView stream) override {
     CudaEventRep& rep = Rep(event);
@@ -338,6 +339,17 @@ class Cuda final : public Backend {
     const std::byte* staged;
     int64_t bytes;
   };
+
+  Event NewEvent(bool timing) {
+    auto rep = std::make_shared<CudaEventRep>();
+    absl::StatusOr<CudaEvent> event = CudaEvent::Create(timing);
+    if (event.ok()) {
+      rep->event = *std::move(event);
+    } else {
+      Keep(event.status()).IgnoreError();
+    }
+    return Event(std::move(rep));
+  }
 
   static cudaStream_t Native(StreamView stream) {
     return static_cast<cudaStream_t>(stream.native());
