@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
+#include "engine/data/metaspace.h"
 
 namespace soup::engine {
 
@@ -31,17 +32,56 @@ absl::Status Normalizer::Append(const JsonNode& node) {
   for (const auto& [name, form] : kForms) {
     if (type != name) continue;
     SOUP_RETURN_IF_ERROR(node.AllowKeys({"type"}));
-    forms_.push_back(form);
+    steps_.push_back({Step::Kind::kForm, form, nullptr, "", ""});
     return absl::OkStatus();
   }
-  return node.Member("type").Error(absl::StrCat(
-      "normaliser '", type, "' is not supported (known: NFC, NFD, NFKC, NFKD, Sequence)"));
+  if (type == "Replace") return AppendReplace(node);
+  if (type == "Prepend") {
+    SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "prepend"}));
+    Step step{Step::Kind::kPrepend};
+    SOUP_ASSIGN_OR_RETURN(step.content, node.Member("prepend").String());
+    steps_.push_back(std::move(step));
+    return absl::OkStatus();
+  }
+  return node.Member("type").Error(
+      absl::StrCat("normaliser '", type,
+                   "' is not supported (known: NFC, NFD, NFKC, NFKD, Prepend, "
+                   "Replace, Sequence)"));
+}
+
+absl::Status Normalizer::AppendReplace(const JsonNode& node) {
+  SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "pattern", "content"}));
+  Step step{Step::Kind::kReplace};
+  SOUP_ASSIGN_OR_RETURN(step.pattern, ReadReplacePattern(node.Member("pattern")));
+  SOUP_ASSIGN_OR_RETURN(step.content, node.Member("content").String());
+  const JsonNode literal = node.Member("pattern").Member("String");
+  if (!literal.is_null()) {
+    step.pattern = nullptr;
+    SOUP_ASSIGN_OR_RETURN(step.from, literal.String());
+  }
+  steps_.push_back(std::move(step));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> Normalizer::Apply(absl::string_view text) const {
   std::string out(text);
-  for (NormalForm form : forms_) {
-    SOUP_ASSIGN_OR_RETURN(out, Normalize(out, form));
+  for (const Step& step : steps_) {
+    switch (step.kind) {
+      case Step::Kind::kForm: {
+        SOUP_ASSIGN_OR_RETURN(out, Normalize(out, step.form));
+        break;
+      }
+      case Step::Kind::kPrepend:
+        if (!out.empty()) out.insert(0, step.content);
+        break;
+      case Step::Kind::kReplace:
+        if (step.pattern == nullptr) {
+          out = ReplaceEvery(out, step.from, step.content);
+        } else {
+          SOUP_ASSIGN_OR_RETURN(out, ReplaceAll(*step.pattern, out, step.content));
+        }
+        break;
+    }
   }
   return out;
 }

@@ -18,10 +18,8 @@ constexpr char kByteLevelPattern[] =
 }  // namespace
 
 absl::StatusOr<PreTokenizer> PreTokenizer::Create(const JsonNode& node) {
-  if (node.is_null())
-    return node.Error("no pre-tokenizer: only byte-level tokenizers are supported");
   PreTokenizer out;
-  SOUP_RETURN_IF_ERROR(out.Append(node, /*last=*/true));
+  if (!node.is_null()) SOUP_RETURN_IF_ERROR(out.Append(node, /*last=*/true));
   return out;
 }
 
@@ -32,8 +30,6 @@ absl::Status PreTokenizer::Append(const JsonNode& node, bool last) {
     SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "pretokenizers"}));
     SOUP_RETURN_IF_ERROR(node.Member("pretokenizers").RequireArray());
     const std::vector<JsonNode> parts = node.Member("pretokenizers").Elements();
-    if (parts.empty() && last)
-      return node.Member("pretokenizers").Error("is empty; it must end in ByteLevel");
     for (size_t i = 0; i < parts.size(); ++i)
       SOUP_RETURN_IF_ERROR(Append(parts[i], last && i + 1 == parts.size()));
     return absl::OkStatus();
@@ -42,20 +38,26 @@ absl::Status PreTokenizer::Append(const JsonNode& node, bool last) {
     if (!last) return node.Error("ByteLevel is supported as the last pre-tokenizer only");
     return AppendByteLevel(node);
   }
-  if (type == "Split" || type == "Digits") {
-    if (last)
-      return node.Error(
-          absl::StrCat("the last pre-tokenizer is ", type, "; only ByteLevel is supported there"));
-    return type == "Split" ? AppendSplit(node) : AppendDigits(node);
+  if (type == "Split") return AppendSplit(node);
+  if (type == "Digits") return AppendDigits(node);
+  if (type == "Metaspace") {
+    Step step{Step::Kind::kMetaspace};
+    SOUP_ASSIGN_OR_RETURN(step.space, ReadMetaspace(node));
+    SOUP_ASSIGN_OR_RETURN(step.pattern, Regex::CreateLiteral(step.space.replacement));
+    step.behavior = Behavior::kMergedWithNext;
+    steps_.push_back(std::move(step));
+    return absl::OkStatus();
   }
-  return node.Member("type").Error(absl::StrCat(
-      "pre-tokenizer '", type, "' is not supported (known: ByteLevel, Split, Digits, Sequence)"));
+  return node.Member("type").Error(
+      absl::StrCat("pre-tokenizer '", type,
+                   "' is not supported (known: ByteLevel, Split, Digits, Metaspace, Sequence)"));
 }
 
 absl::Status PreTokenizer::AppendByteLevel(const JsonNode& node) {
   SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "add_prefix_space", "trim_offsets", "use_regex"}));
   SOUP_ASSIGN_OR_RETURN(const bool prefix, node.Member("add_prefix_space").BoolOr(true));
   SOUP_ASSIGN_OR_RETURN(const bool use_regex, node.Member("use_regex").BoolOr(true));
+  byte_level_ = true;
   if (prefix) steps_.push_back({Step::Kind::kPrefixSpace});
   if (use_regex) {
     Step step{Step::Kind::kSplit};
@@ -102,6 +104,24 @@ absl::Status PreTokenizer::AppendDigits(const JsonNode& node) {
   step.behavior = individual ? Behavior::kIsolated : Behavior::kContiguous;
   steps_.push_back(std::move(step));
   return absl::OkStatus();
+}
+
+// Blanks become the replacement, and a piece gets one before it as the scheme says.
+void PreTokenizer::MarkSpaces(const Metaspace& space, bool first, PreTokenized* out) {
+  std::string text;
+  text.reserve(out->text.size() + 3 * out->pieces.size());
+  for (MatchSpan& piece : out->pieces) {
+    const size_t begin = text.size();
+    std::string marked =
+        ReplaceEvery(absl::string_view(out->text).substr(piece.begin, piece.end - piece.begin), " ",
+                     space.replacement);
+    const bool wanted = space.prepend == Metaspace::Prepend::kAlways ||
+                        (space.prepend == Metaspace::Prepend::kFirst && first && piece.begin == 0);
+    if (wanted && !absl::StartsWith(marked, space.replacement)) text += space.replacement;
+    text += marked;
+    piece = {begin, text.size()};
+  }
+  out->text = std::move(text);
 }
 
 void PreTokenizer::AddPrefixSpaces(PreTokenized* out) {
@@ -164,7 +184,7 @@ void PreTokenizer::Join(const std::vector<Cut>& cuts, Behavior behavior,
   }
 }
 
-absl::Status PreTokenizer::Apply(PreTokenized* out) const {
+absl::Status PreTokenizer::Apply(bool first, PreTokenized* out) const {
   out->pieces.clear();
   if (out->text.empty()) return absl::OkStatus();
   out->pieces.push_back({0, out->text.size()});
@@ -175,11 +195,15 @@ absl::Status PreTokenizer::Apply(PreTokenized* out) const {
       AddPrefixSpaces(out);
       continue;
     }
+    if (step.kind == Step::Kind::kMetaspace) {
+      MarkSpaces(step.space, first, out);
+      if (!step.space.split) continue;
+    }
     next.clear();
     for (const MatchSpan& piece : out->pieces) {
       const absl::string_view text =
           absl::string_view(out->text).substr(piece.begin, piece.end - piece.begin);
-      if (step.kind == Step::Kind::kSplit) {
+      if (step.kind != Step::Kind::kDigits) {
         SOUP_RETURN_IF_ERROR(step.pattern->FindAll(text, &matches));
       } else {
         matches.clear();

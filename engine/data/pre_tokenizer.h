@@ -1,6 +1,6 @@
-// The pre-tokenizer of a byte-level tokenizer.json: cuts a text into the pieces within which merges
-// happen. ByteLevel (own pattern or not, prefix space or not), Split (pattern or literal, every
-// behaviour), Digits, and a Sequence that ends in ByteLevel. Others are refused by name.
+// The pre-tokenizer of a tokenizer.json: cuts a text into the pieces within which merges happen.
+// None, ByteLevel (own pattern or not, prefix space or not; last of a sequence), Split (pattern or
+// literal, every behaviour), Digits, Metaspace, and a Sequence of them. Others are refused by name.
 // Immutable; any thread.
 #ifndef SOUP_ENGINE_DATA_PRE_TOKENIZER_H_
 #define SOUP_ENGINE_DATA_PRE_TOKENIZER_H_
@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/data/json_access.h"
+#include "engine/data/metaspace.h"
 #include "engine/data/regex.h"
 
 namespace soup::engine {
@@ -27,16 +28,21 @@ class PreTokenizer {
  public:
   static absl::StatusOr<PreTokenizer> Create(const JsonNode& node);
 
-  // Cuts out->text; `out->pieces` is overwritten. Errors: of a pattern (Regex::FindAll).
-  absl::Status Apply(PreTokenized* out) const;
+  // The vocabulary spells bytes (it ends in ByteLevel); else characters.
+  bool byte_level() const { return byte_level_; }
+
+  // Cuts out->text; `out->pieces` is overwritten. `first`: the text begins where the user's did.
+  // Errors: of a pattern (Regex::FindAll).
+  absl::Status Apply(bool first, PreTokenized* out) const;
 
  private:
   enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
   struct Step {
-    enum class Kind { kPrefixSpace, kSplit, kDigits } kind;
+    enum class Kind { kPrefixSpace, kSplit, kDigits, kMetaspace } kind;
     std::shared_ptr<const Regex> pattern;  // kSplit
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
+    Metaspace space;  // kMetaspace
   };
   struct Cut {
     size_t begin, end;
@@ -47,10 +53,12 @@ class PreTokenizer {
   absl::Status AppendByteLevel(const JsonNode& node);
   absl::Status AppendSplit(const JsonNode& node);
   absl::Status AppendDigits(const JsonNode& node);
+  static void MarkSpaces(const Metaspace& space, bool first, PreTokenized* out);
   static void AddPrefixSpaces(PreTokenized* out);
   static void Join(const std::vector<Cut>& cuts, Behavior behavior, std::vector<MatchSpan>* out);
 
   std::vector<Step> steps_;
+  bool byte_level_ = false;
 };
 
 }  // namespace soup::engine

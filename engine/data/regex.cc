@@ -189,6 +189,11 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::CreateLiteral(absl::string_view te
   return Compile(std::string(text), PCRE2_LITERAL);
 }
 
+bool Regex::MayMatchNothing() const {
+  uint32_t yes = 1;
+  return pcre2_pattern_info(rep_->code, PCRE2_INFO_MATCHEMPTY, &yes) != 0 || yes != 0;
+}
+
 absl::Status Regex::FindAll(absl::string_view text, std::vector<MatchSpan>* out) const {
   out->clear();
   std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(

@@ -27,6 +27,8 @@ class Regex {
   static absl::StatusOr<std::unique_ptr<Regex>> CreateLiteral(absl::string_view text);
   ~Regex();
 
+  bool MayMatchNothing() const;  // some text has an empty match
+
   // All matches from left to right, none empty, in well-formed UTF-8. Errors: InvalidArgument
   // (the pattern backtracks without end on this text), ResourceExhausted (memory).
   absl::Status FindAll(absl::string_view text, std::vector<MatchSpan>* out) const;

@@ -9,7 +9,7 @@
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/bpe.h"
-#include "engine/data/byte_level.h"
+#include "engine/data/decoder.h"
 #include "engine/data/json_access.h"
 #include "engine/data/normalizer.h"
 #include "engine/data/post_processor.h"
@@ -22,27 +22,6 @@ namespace {
 constexpr size_t kMaxCachedWords = 1 << 16;
 constexpr size_t kMaxCachedWordBytes = 64;
 constexpr int64_t kMaxId = 1 << 30;
-
-// What a decoder makes of a token.
-enum class DecoderKind { kNone, kByteLevel };
-
-absl::StatusOr<DecoderKind> ReadDecoder(const JsonNode& node) {
-  if (node.is_null()) return DecoderKind::kNone;
-  SOUP_RETURN_IF_ERROR(node.RequireObject());
-  SOUP_ASSIGN_OR_RETURN(const std::string type, node.Member("type").String());
-  if (type == "ByteLevel") {
-    SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "add_prefix_space", "trim_offsets", "use_regex"}));
-    return DecoderKind::kByteLevel;
-  }
-  if (type == "Sequence") {
-    SOUP_RETURN_IF_ERROR(node.AllowKeys({"type", "decoders"}));
-    const std::vector<JsonNode> parts = node.Member("decoders").Elements();
-    if (parts.size() == 1) return ReadDecoder(parts[0]);
-    return node.Member("decoders").Error("a sequence of one decoder is supported");
-  }
-  return node.Member("type").Error(
-      absl::StrCat("decoder '", type, "' is not supported (known: ByteLevel, Sequence)"));
-}
 
 absl::StatusOr<AddedToken> ReadAddedToken(const JsonNode& node) {
   SOUP_RETURN_IF_ERROR(node.AllowKeys(
@@ -65,22 +44,24 @@ absl::StatusOr<AddedToken> ReadAddedToken(const JsonNode& node) {
 struct Tokenizer::Rep {
   std::deque<AddedToken> added;  // addresses are stable: matchers point here
   absl::flat_hash_map<std::string, const AddedToken*> added_by_content;
-  std::vector<std::string> added_text;  // by place in `added`: as it is looked for and decoded
+  std::vector<std::string> added_text;  // by place in `added`: as it is looked for and spelled
   AddedTokenMatcher raw;                // looked for before normalising
   AddedTokenMatcher normalized;         // and after
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   BpeModel model;
   PostProcessor post;
-  DecoderKind decoder = DecoderKind::kNone;
+  Decoder decoder;
   std::optional<bool> prefix_space;
-  std::vector<std::optional<std::string>> spelling;  // by id: what Decode gives for it
+  std::vector<std::optional<std::string>> spelling;  // by id
 
   absl::Status ReadAddedTokens(const JsonNode& node);
   absl::Status FillSpellings(const JsonNode& root);
-  absl::Status EncodePlain(absl::string_view text, EncodeContext* context,
+  void EncodeWord(absl::string_view word, EncodeContext* context, std::vector<int32_t>* ids) const;
+  // `first`: the text begins where the user's did.
+  absl::Status EncodePlain(absl::string_view text, bool first, EncodeContext* context,
                            std::vector<int32_t>* ids) const;
-  absl::Status EncodeNormalized(absl::string_view text, EncodeContext* context,
+  absl::Status EncodeNormalized(absl::string_view text, bool first, EncodeContext* context,
                                 std::vector<int32_t>* ids) const;
 };
 
@@ -129,15 +110,11 @@ absl::Status Tokenizer::Rep::FillSpellings(const JsonNode& root) {
                                    " tokens; the file looks damaged"));
   }
   spelling.resize(static_cast<size_t>(most) + 1);
-  const auto decoded = [this](const std::string& token) {
-    if (decoder == DecoderKind::kNone) return token;
-    return BytesOfToken(token).value_or(token);
-  };
   for (const auto& [token, id] : model.vocab()) {
     if (spelling[id]) return root.Error(absl::StrCat("/model/vocab gives id ", id, " twice"));
-    spelling[id] = decoded(token);
+    spelling[id] = token;
   }
-  for (size_t i = 0; i < added.size(); ++i) spelling[added[i].id] = decoded(added_text[i]);
+  for (size_t i = 0; i < added.size(); ++i) spelling[added[i].id] = added_text[i];
   return absl::OkStatus();
 }
 
@@ -158,49 +135,60 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(absl::string_view j
                       "pre_tokenizer", "post_processor", "decoder", "model"}));
   std::unique_ptr<Tokenizer> out(new Tokenizer);
   Rep& rep = *out->rep_;
-  SOUP_ASSIGN_OR_RETURN(rep.model, BpeModel::Create(root.Member("model")));
   SOUP_ASSIGN_OR_RETURN(rep.normalizer, Normalizer::Create(root.Member("normalizer")));
   SOUP_ASSIGN_OR_RETURN(rep.pre_tokenizer, PreTokenizer::Create(root.Member("pre_tokenizer")));
+  SOUP_ASSIGN_OR_RETURN(rep.model,
+                        BpeModel::Create(root.Member("model"), rep.pre_tokenizer.byte_level()));
   const JsonNode pre = root.Member("pre_tokenizer");
   if (pre.Member("type").json() == "ByteLevel") {
     SOUP_ASSIGN_OR_RETURN(rep.prefix_space, pre.Member("add_prefix_space").BoolOr(true));
   }
   SOUP_ASSIGN_OR_RETURN(rep.post, ReadPostProcessor(root.Member("post_processor")));
-  SOUP_ASSIGN_OR_RETURN(rep.decoder, ReadDecoder(root.Member("decoder")));
+  SOUP_ASSIGN_OR_RETURN(rep.decoder, Decoder::Create(root.Member("decoder")));
   SOUP_RETURN_IF_ERROR(rep.ReadAddedTokens(root.Member("added_tokens")));
   SOUP_RETURN_IF_ERROR(rep.FillSpellings(root));
   return out;
 }
 
-absl::Status Tokenizer::Rep::EncodePlain(absl::string_view text, EncodeContext* context,
+void Tokenizer::Rep::EncodeWord(absl::string_view word, EncodeContext* context,
+                                std::vector<int32_t>* ids) const {
+  if (word.size() > kMaxCachedWordBytes) {
+    model.Encode(word, ids, &context->dropped_bytes);
+    return;
+  }
+  const auto known = context->words.find(word);
+  if (known != context->words.end()) {
+    ids->insert(ids->end(), known->second.begin(), known->second.end());
+    return;
+  }
+  std::vector<int32_t> fresh;
+  int64_t dropped = 0;
+  model.Encode(word, &fresh, &dropped);
+  ids->insert(ids->end(), fresh.begin(), fresh.end());
+  context->dropped_bytes += dropped;
+  if (dropped > 0) return;  // not remembered: each time is counted
+  if (context->words.size() >= kMaxCachedWords) context->words.clear();
+  context->words.emplace(word, std::move(fresh));
+}
+
+absl::Status Tokenizer::Rep::EncodePlain(absl::string_view text, bool first, EncodeContext* context,
                                          std::vector<int32_t>* ids) const {
   PreTokenized cut;
   cut.text = std::string(text);
-  SOUP_RETURN_IF_ERROR(pre_tokenizer.Apply(&cut));
+  SOUP_RETURN_IF_ERROR(pre_tokenizer.Apply(first, &cut));
   for (const MatchSpan& piece : cut.pieces) {
-    const auto word = absl::string_view(cut.text).substr(piece.begin, piece.end - piece.begin);
-    if (word.size() > kMaxCachedWordBytes) {
-      model.Encode(word, ids, &context->dropped_bytes);
-      continue;
+    auto rest = absl::string_view(cut.text).substr(piece.begin, piece.end - piece.begin);
+    while (!rest.empty()) {
+      const size_t n = model.NextCut(rest);
+      EncodeWord(rest.substr(0, n), context, ids);
+      rest.remove_prefix(n);
     }
-    const auto known = context->words.find(word);
-    if (known != context->words.end()) {
-      ids->insert(ids->end(), known->second.begin(), known->second.end());
-      continue;
-    }
-    std::vector<int32_t> fresh;
-    int64_t dropped = 0;
-    model.Encode(word, &fresh, &dropped);
-    ids->insert(ids->end(), fresh.begin(), fresh.end());
-    context->dropped_bytes += dropped;
-    if (dropped > 0) continue;  // not remembered: each time is counted
-    if (context->words.size() >= kMaxCachedWords) context->words.clear();
-    context->words.emplace(word, std::move(fresh));
   }
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::Rep::EncodeNormalized(absl::string_view text, EncodeContext* context,
+absl::Status Tokenizer::Rep::EncodeNormalized(absl::string_view text, bool first,
+                                              EncodeContext* context,
                                               std::vector<int32_t>* ids) const {
   std::string owned;
   if (!normalizer.identity()) {
@@ -211,11 +199,12 @@ absl::Status Tokenizer::Rep::EncodeNormalized(absl::string_view text, EncodeCont
   normalized.Find(text, &spans);
   size_t at = 0;
   for (const AddedSpan& span : spans) {
-    SOUP_RETURN_IF_ERROR(EncodePlain(text.substr(at, span.begin - at), context, ids));
+    SOUP_RETURN_IF_ERROR(
+        EncodePlain(text.substr(at, span.begin - at), first && at == 0, context, ids));
     ids->push_back(span.token->id);
     at = span.end;
   }
-  return EncodePlain(text.substr(at), context, ids);
+  return EncodePlain(text.substr(at), first && at == 0, context, ids);
 }
 
 absl::Status Tokenizer::Encode(absl::string_view text, EncodeContext* context,
@@ -228,12 +217,14 @@ absl::Status Tokenizer::Encode(absl::string_view text, EncodeContext* context,
   rep_->raw.Find(text, &spans);
   size_t at = 0;
   for (const AddedSpan& span : spans) {
-    if (span.begin > at)
-      SOUP_RETURN_IF_ERROR(rep_->EncodeNormalized(text.substr(at, span.begin - at), context, ids));
+    if (span.begin > at) {
+      SOUP_RETURN_IF_ERROR(
+          rep_->EncodeNormalized(text.substr(at, span.begin - at), at == 0, context, ids));
+    }
     ids->push_back(span.token->id);
     at = span.end;
   }
-  if (at < text.size()) return rep_->EncodeNormalized(text.substr(at), context, ids);
+  if (at < text.size()) return rep_->EncodeNormalized(text.substr(at), at == 0, context, ids);
   return absl::OkStatus();
 }
 
@@ -241,16 +232,13 @@ const std::vector<int32_t>& Tokenizer::prefix() const { return rep_->post.prefix
 const std::vector<int32_t>& Tokenizer::suffix() const { return rep_->post.suffix; }
 
 std::string Tokenizer::Decode(absl::Span<const int32_t> ids) const {
-  std::string bytes;
-  bool first = true;
+  std::vector<std::string> tokens;
+  tokens.reserve(ids.size());
   for (int32_t id : ids) {
     if (id < 0 || static_cast<size_t>(id) >= rep_->spelling.size() || !rep_->spelling[id]) continue;
-    // Without a decoder Hugging Face tokenizers puts a blank between tokens.
-    if (rep_->decoder == DecoderKind::kNone && !first) bytes.push_back(' ');
-    bytes += *rep_->spelling[id];
-    first = false;
+    tokens.push_back(*rep_->spelling[id]);
   }
-  return ReplaceInvalidUtf8(bytes);
+  return rep_->decoder.Decode(std::move(tokens));
 }
 
 std::optional<bool> Tokenizer::prefix_space() const { return rep_->prefix_space; }

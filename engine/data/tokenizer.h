@@ -1,7 +1,8 @@
-// A byte-level BPE tokenizer read from a Hugging Face tokenizer.json: added tokens, normaliser,
-// pre-tokenizer, merges, post-processor, decoder. Ids equal Hugging Face tokenizers'. A component
-// that is not known is refused by its name and path in the file, never passed over; `truncation`
-// and `padding` are not the tokenizer's business here (transformers sets both anew a call too).
+// A BPE tokenizer, over bytes or over characters, read from a Hugging Face tokenizer.json: added
+// tokens, normaliser, pre-tokenizer, merges, post-processor, decoder. Ids equal Hugging Face
+// tokenizers'. A component that is not known is refused by its name and path in the file, never
+// passed over; `truncation` and `padding` are not the tokenizer's business here (transformers sets
+// both anew a call too).
 //
 // Immutable after Create: any thread. What a thread keeps between calls lies in its EncodeContext.
 #ifndef SOUP_ENGINE_DATA_TOKENIZER_H_

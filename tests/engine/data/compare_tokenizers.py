@@ -1,6 +1,7 @@
-"""compare_tokenizers.py PROBE DIR: encodes and decodes random and real strings with PyPI's tokenizers and with
-engine/data, for every tokenizer.json of DIR and for variations of its components, and compares.
-Exit 77 (skipped) when tokenizers is not there. Prints the seed."""
+"""compare_tokenizers.py PROBE DIR [--plain] [FILE...]: encodes and decodes random and real strings with PyPI's
+tokenizers and with engine/data, for every tokenizer.json of DIR and for variations of its components (none with
+--plain), and for FILEs as they are, and compares; bytes that are no UTF-8 must be refused. SOUP_FUZZ_CASES: strings a
+variation. Exit 77 (skipped) when tokenizers is not there. Prints the seed."""
 import glob, json, os, random, subprocess, sys, tempfile, unicodedata
 
 try:
@@ -27,8 +28,46 @@ def added(i, content, **flags):
     return dict({"id": i, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}, **flags)
 
 
+# Over characters: normaliser, Metaspace, byte fallback, unknown tokens, decoders.
+def character_variations(base):
+    space = lambda scheme, split: {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": split}
+    model, prepend, replace = base["model"], {"type": "Prepend", "prepend": "\u2581"}, {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    decoders = base["decoder"]["decoders"]
+    for scheme in ("first", "always", "never"):
+        for cut in (False, True):
+            yield "metaspace %s %s" % (scheme, cut), dict(base, normalizer=None, pre_tokenizer=space(scheme, cut), decoder={"type": "Sequence", "decoders": [{"type": "ByteFallback"}, space(scheme, cut)]})
+    yield "metaspace after replace", dict(base, normalizer=replace, pre_tokenizer=space("first", True), decoder=space("first", True))
+    yield "gemma", dict(base, normalizer=replace, pre_tokenizer=split({"String": " "}, "MergedWithPrevious"), decoder={"type": "Sequence", "decoders": decoders[:3]})
+    yield "split", dict(base, pre_tokenizer=sequence(split({"Regex": "\u2581+"}, "MergedWithNext"), {"type": "Digits", "individual_digits": True}))
+    yield "prepend alone", dict(base, normalizer=prepend)
+    yield "regex", dict(base, normalizer={"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": "\u2581"}, prepend]})
+    yield "strip", dict(base, decoder={"type": "Sequence", "decoders": [{"type": "Strip", "content": "\u2581", "start": 1, "stop": 0}, {"type": "Replace", "pattern": {"Regex": "\u2581+"}, "content": "_"}, {"type": "Fuse"}, {"type": "Strip", "content": "_", "start": 2, "stop": 0}]})
+    yield "no decoder", dict(base, decoder=None)
+    yield "ignore_merges", dict(base, model=dict(model, ignore_merges=True))
+    free = 1 + max(model["vocab"].values())
+    tokens = [added(free, "<|sep|>", lstrip=True, rstrip=True), added(free + 1, "yo", single_word=True), added(free + 2, "<|a|>", normalized=True), added(free + 3, "<|a|>b", rstrip=True), added(free + 4, " x ", normalized=True, special=False)]
+    tokens = [t for t in tokens if t["content"] not in model["vocab"]]
+    tokens = [dict(t, id=free + i) for i, t in enumerate(tokens)]
+    yield "added", dict(base, added_tokens=base["added_tokens"] + tokens)
+    yield "added metaspace", dict(base, added_tokens=base["added_tokens"] + tokens, normalizer=None, pre_tokenizer=space("first", False))
+    for fuse in (False, True):
+        yield "no fallback %s" % fuse, dict(base, model=dict(model, byte_fallback=False, fuse_unk=fuse))
+        some = {("\u2603" + k if k in ("<0xC3>", "<0xF0>", "<0x0A>") else k): v for k, v in model["vocab"].items()}
+        few = [t for t in base["added_tokens"] if t["content"] in some]
+        yield "some bytes %s" % fuse, dict(base, added_tokens=few, model=dict(model, vocab=some, fuse_unk=fuse))
+    yield "no unk", dict(base, model=dict(model, byte_fallback=False, unk_token=None))
+    # Merges that never cross a blank, as real vocabularies have them: texts are cut there.
+    parts = lambda m: m.split(" ", 1) if isinstance(m, str) else m
+    inside = lambda t: "\u2581" not in t.lstrip("\u2581")
+    yield "words", dict(base, model=dict(model, merges=[m for m in model["merges"] if inside("".join(parts(m)))]))
+    yield "byte merges", dict(base, model=dict(model, vocab=dict(model["vocab"], **{"<unk>\u2581": free, "<0xC3>\u2581": free + 1}), merges=[["<unk>", "\u2581"], ["<0xC3>", "\u2581"]] + model["merges"], byte_fallback=False))
+
+
 def variations(base):
     yield "itself", base
+    if base["model"].get("byte_fallback"):
+        yield from character_variations(base)
+        return
     pre = {
         "smollm": sequence({"type": "Digits", "individual_digits": True}, dict(BYTE_LEVEL, use_regex=True)),
         "digits": sequence({"type": "Digits", "individual_digits": False}, dict(BYTE_LEVEL, use_regex=True)),
@@ -80,7 +119,10 @@ def texts(rng, corpus, count):
     yield from ["", " ", "\n\n  \n", "a" * 5000, " " * 300 + "x", "\n" * 300, "ab" * 2000, "9" * 1000]
     for _ in range(count):
         kind = rng.random()
-        if kind < 0.4:
+        if kind < 0.1:
+            planes = [0x110000, 0x10000, 0x3000, 0x20000]
+            yield "".join(chr(c) for c in (rng.randrange(rng.choice(planes)) for _ in range(rng.randrange(1, 16))) if not 0xd800 <= c < 0xe000)
+        elif kind < 0.4:
             yield "".join(rng.choice(words) if rng.random() < 0.6 else rng.choice(spaces) for _ in range(rng.randrange(1, 12)))
         elif kind < 0.6:
             yield "".join(rng.choice(chars) if rng.random() < 0.8 else rng.choice(spaces) for _ in range(rng.randrange(1, 24)))
@@ -105,24 +147,44 @@ def compare(probe, path, lines):
     return bad
 
 
+# Bytes at random: refused when they are no UTF-8, and only then.
+def compare_bytes(probe, path, rng, count):
+    pieces = [b"a", b" ", b"<s>", b"\xc3\xa9", b"\xe2\x96\x81", b"\xf0\x9f\x99\x82", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x96", b"\x80", b"\xf0\x9f", b"\xc3"]
+    lines = [b"".join(rng.choice(pieces) for _ in range(rng.randrange(1, 6))) for _ in range(count)]
+    data = "".join(json.dumps({"hex": t.hex()}) + "\n" for t in lines)
+    answers = subprocess.run([probe, "tokenizer", path], input=data, capture_output=True, text=True, check=True).stdout.split("\n")
+    bad = []
+    for text, answer in zip(lines, answers):
+        try:
+            text.decode("utf-8")
+            valid = True
+        except UnicodeDecodeError:
+            valid = False
+        if valid != ("ids" in json.loads(answer)) or (not valid and "not UTF-8" not in answer):
+            bad.append("%r: %s" % (text, answer[:200]))
+    return bad
+
+
 def main():
     probe, folder = sys.argv[1:3]
+    plain, files = "--plain" in sys.argv[3:], [a for a in sys.argv[3:] if a != "--plain"]
     seed = int(os.environ.get("SOUP_TEST_SEED", "20260101"))
-    count = int(os.environ.get("SOUP_FUZZ_CASES", "300"))
+    count = int(os.environ.get("SOUP_FUZZ_CASES", "100"))
     here = os.path.dirname(os.path.abspath(__file__))
     corpus = "".join(open(f, encoding="utf-8").read() for f in sorted(glob.glob(here + "/*.py") + glob.glob(here + "/*.cc") + glob.glob(folder + "/*.cases.json")))
+    corpus += "".join(c["text"] for f in sorted(glob.glob(folder + "/*.cases.json")) for c in json.load(open(f, encoding="utf-8")))
     total = bad = 0
-    for path in sorted(glob.glob(folder + "/*.json")):
-        if path.endswith(".cases.json"):
-            continue
+    for path in [f for f in sorted(glob.glob(folder + "/*.json")) if not f.endswith(".cases.json")] + files:
         base = json.load(open(path, encoding="utf-8"))
-        for name, changed in variations(base):
+        for name, changed in [("itself", base)] if plain or path in files else variations(base):
             rng = random.Random("%d %s %s" % (seed, os.path.basename(path), name))
             with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as f:
                 json.dump(changed, f)
                 f.flush()
                 lines = list(texts(rng, corpus, count))
                 found = compare(probe, f.name, lines)
+                if name == "itself" and not found:
+                    found = compare_bytes(probe, f.name, rng, 200)
             total += len(lines)
             bad += len(found)
             for text in found[:3]:

@@ -1,11 +1,12 @@
 // Answers for the comparisons with Python's libraries (compare_*.py), one JSON object a line on
 // standard input and output:
 //   data_probe jinja               {"template", "variables"} -> {"text", "generation"} | {"error"}
-//   data_probe tokenizer FILE      {"text"} -> {"ids", "decoded"} | {"error"}
+//   data_probe tokenizer FILE      {"text"} or {"hex"} -> {"ids", "decoded"} | {"error"}
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/string_view.h"
 #include "engine/data/jinja/template.h"
 #include "engine/data/json_value.h"
@@ -33,9 +34,12 @@ nlohmann::json AnswerJinja(const std::string& line) {
 
 nlohmann::json AnswerTokenizer(const Tokenizer& tokenizer, EncodeContext* context,
                                const std::string& line) {
+  const nlohmann::json request = nlohmann::json::parse(line);
+  const std::string text = request.contains("hex")
+                               ? absl::HexStringToBytes(request.at("hex").get<std::string>())
+                               : request.at("text").get<std::string>();
   std::vector<int32_t> ids;
-  const absl::Status status =
-      tokenizer.Encode(nlohmann::json::parse(line).at("text").get<std::string>(), context, &ids);
+  const absl::Status status = tokenizer.Encode(text, context, &ids);
   if (!status.ok()) return Error(status);
   return {{"ids", ids}, {"decoded", tokenizer.Decode(ids)}};
 }

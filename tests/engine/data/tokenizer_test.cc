@@ -68,7 +68,8 @@ TEST_P(GoldenTokenizer, EqualsHuggingFaceInEveryCase) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Styles, GoldenTokenizer,
-                         ::testing::Values("gpt2_style", "llama3_style", "qwen2_style"),
+                         ::testing::Values("gpt2_style", "llama2_style", "llama3_style",
+                                           "qwen2_style"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Case 03: lstrip, rstrip, single_word and the longest match.
@@ -216,8 +217,8 @@ TEST(TokenizerTest, UnknownComponentsAreRefusedByNameAndPath) {
   };
   EXPECT_THAT(with("/model/type", "Unigram"),
               HasSubstr("tokenizer.json: /model/type: model 'Unigram'"));
-  EXPECT_THAT(with("/pre_tokenizer", {{"type", "Metaspace"}}),
-              HasSubstr("/pre_tokenizer/type: pre-tokenizer 'Metaspace'"));
+  EXPECT_THAT(with("/pre_tokenizer", {{"type", "Whitespace"}}),
+              HasSubstr("/pre_tokenizer/type: pre-tokenizer 'Whitespace'"));
   EXPECT_THAT(with("/normalizer", {{"type", "Lowercase"}}),
               HasSubstr("/normalizer/type: normaliser 'Lowercase'"));
   EXPECT_THAT(with("/post_processor", {{"type", "BertProcessing"}}),
