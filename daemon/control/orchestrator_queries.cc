@@ -180,7 +180,7 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   reply.set_arena_bytes(memory.arena_bytes());
   reply.set_slots(set->placement.slots);
   reply.set_resident_layers(set->placement.resident_layers);
-  reply.set_retention(engine::RetentionName(set->placement.retention));
+  reply.set_retention(engine::RetentionText(set->placement));
   reply.set_predicted_step_seconds(passes * forecast.step_seconds);
   reply.set_predicted_copy_seconds(passes * forecast.copy_seconds);
   reply.set_predicted_stall_seconds(passes * forecast.stall_seconds);

@@ -41,8 +41,7 @@ absl::StatusOr<engine::PassRequest> MakePassRequest(const soup::worker::v1::RunP
   engine::PassRequest request;
   request.placement.slots = pass.placement().slots();
   request.placement.resident_layers = pass.placement().resident_layers();
-  SOUP_ASSIGN_OR_RETURN(request.placement.retention,
-                        engine::ParseRetention(pass.placement().retention()));
+  SOUP_RETURN_IF_ERROR(engine::ParseRetention(pass.placement().retention(), &request.placement));
   request.placement.head_resident = pass.placement().head_resident();
   for (const soup::worker::v1::WorkItem& item : pass.items()) {
     engine::WorkRequest work;

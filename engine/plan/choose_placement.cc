@@ -63,7 +63,7 @@ absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat for
     for (const bool head_resident : {false, true}) {
       Placement placement;
       placement.slots = LeastSlots(model);
-      placement.retention = retention;
+      Retain(retention, &placement);
       placement.head_resident = head_resident;
       SOUP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(model, format, jobs, placement));
       least = std::min(least, plan.arena_bytes());
@@ -80,7 +80,7 @@ absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat fo
   for (const Retention retention : kRetentions) {
     for (const bool head_resident : {true, false}) {
       Placement wanted;
-      wanted.retention = retention;
+      Retain(retention, &wanted);
       wanted.head_resident = head_resident;
       SOUP_ASSIGN_OR_RETURN(std::optional<Placement> placement,
                             MostSlots(model, format, jobs, budget_bytes, wanted));

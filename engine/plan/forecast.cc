@@ -45,10 +45,9 @@ struct VisitSeconds {
   double loss = 0;
 };
 
-VisitSeconds Compute(const ModelSpec& model, const std::vector<PassJob>& jobs, Retention retention,
+VisitSeconds Compute(const ModelSpec& model, const std::vector<PassJob>& jobs, bool again,
                      const MachineProfile& profile, bool backward) {
   const LayerElements layer = CountElements(model);
-  const bool again = retention == Retention::kRecompute;
   double forward_flops = 0, backward_flops = 0, head_flops = 0;
   double forward_attention = 0, backward_attention = 0;
   for (const PassJob& job : jobs) {
@@ -109,7 +108,8 @@ absl::StatusOr<Forecast> ForecastPass(const ModelSpec& model, BaseFormat format,
   params.slot_layer_at_start = first.slot_layer_at_end;
   SOUP_ASSIGN_OR_RETURN(const VisitSchedule schedule, MakeVisitSchedule(params));
 
-  const VisitSeconds seconds = Compute(model, jobs, placement.retention, profile, backward);
+  const VisitSeconds seconds =
+      Compute(model, jobs, placement.attention.device == 0, profile, backward);
   const double slab = static_cast<double>(MakeLayerLayout(model, format).bytes);
   const double rate = Rate(profile.copy_bytes_per_second, kUnmeasuredBytesPerSecond);
   const double slab_seconds = slab / rate;

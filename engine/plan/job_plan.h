@@ -15,6 +15,7 @@
 #include "engine/model/model_spec.h"
 #include "engine/plan/arena_layout.h"
 #include "engine/plan/batch_schedule.h"
+#include "engine/plan/placement.h"
 
 namespace soup::engine {
 
@@ -58,17 +59,6 @@ struct NumericPlan {
 
 // Errors: InvalidArgument (a record longer than the model's positions, no records).
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile);
-
-enum class Retention : uint8_t { kRecompute, kKeep };
-const char* RetentionName(Retention r);  // "recompute" | "keep"
-absl::StatusOr<Retention> ParseRetention(absl::string_view name);
-
-struct Placement {
-  int32_t slots = 2;  // all, resident ones included
-  int32_t resident_layers = 0;
-  Retention retention = Retention::kRecompute;
-  bool head_resident = false;  // the head kept in the arena instead of streamed by slices
-};
 
 // One work item as the memory plan sees it: a micro-batch of one job.
 struct PassItem {

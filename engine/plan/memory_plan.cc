@@ -56,6 +56,8 @@ bool Targets(const LoraShape& lora, Module module) {
   return std::find(lora.targets.begin(), lora.targets.end(), module) != lora.targets.end();
 }
 
+bool KeepsAll(const Placement& p) { return p.attention.device > 0; }
+
 class Planner {
  public:
   Planner(const ModelSpec& model, BaseFormat format, const Placement& placement,
@@ -67,7 +69,6 @@ class Planner {
     RequestBase();
     for (const PassJob& job : jobs) RequestJob(job);
     MemoryPlan plan;
-    plan.placement = placement_;
     for (const BufferRequest& r : requests_) plan.persistent_bytes += ArenaRoundUp(r.bytes);
     int64_t index = 0;
     for (const PassJob& job : jobs) {
@@ -87,9 +88,7 @@ class Planner {
   void AddWhole(std::string name, const char* what, int64_t bytes) {
     Add(std::move(name), what, bytes, kPassBegin, kPassUpdate);
   }
-  bool Keeps(const PassItem& item) const {
-    return item.train && placement_.retention == Retention::kKeep;
-  }
+  bool Keeps(const PassItem& item) const { return item.train && KeepsAll(placement_); }
 
   void Look(const PassJob& job) {
     const int64_t widest = job.lora.dropout ? WidestInput(model_, job.lora) : 0;
@@ -206,7 +205,7 @@ class Planner {
 
   void RequestBackward() {
     const int64_t act = element_.act, t = largest_.train_tokens;
-    const int64_t again = placement_.retention == Retention::kKeep ? 0 : t;
+    const int64_t again = KeepsAll(placement_) ? 0 : t;
     const auto add = [&](const char* name, int64_t bytes) {
       Add(name, "backward", bytes, kRecomputeQkv, kBackwardQkv);
     };
@@ -331,23 +330,21 @@ int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora) {
   return n * model.layers;
 }
 
-const char* RetentionName(Retention r) { return r == Retention::kKeep ? "keep" : "recompute"; }
-
-absl::StatusOr<Retention> ParseRetention(absl::string_view name) {
-  if (name == "keep") return Retention::kKeep;
-  if (name == "recompute") return Retention::kRecompute;
-  return absl::InvalidArgumentError(
-      absl::StrCat("retention \"", name, "\" is not known; use keep or recompute"));
-}
-
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, BaseFormat format,
-                                      const std::vector<PassJob>& jobs,
-                                      const Placement& placement) {
+                                      const std::vector<PassJob>& jobs, const Placement& wanted) {
+  const Placement placement = NormalPlacement(wanted, model.layers);
+  const std::string retention = RetentionText(wanted);
+  if (retention != "keep" && retention != "recompute") {
+    return absl::UnimplementedError(absl::StrCat("placement: retention \"", retention,
+                                                 "\" is not supported; use keep or recompute"));
+  }
   if (absl::Status s = CheckPlacement(model, placement); !s.ok()) return s;
   if (absl::Status s = CheckJobs(jobs); !s.ok()) return s;
   ElementBytes element;
   if (jobs.front().numeric.backend == "cuda") element = {kBf16Bytes, kBf16Bytes};
-  return Planner(model, format, placement, element).Plan(jobs);
+  MemoryPlan plan = Planner(model, format, placement, element).Plan(jobs);
+  plan.placement = wanted;
+  return plan;
 }
 
 }  // namespace soup::engine

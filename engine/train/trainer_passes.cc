@@ -86,7 +86,7 @@ PassEnv Trainer::Rep::Env() {
 
 std::vector<PassItemState> Trainer::Rep::MakeItems(const std::vector<PassShare>& shares,
                                                    const std::vector<LoraOnDevice>& adapters,
-                                                   Retention retention) const {
+                                                   bool keeps) const {
   std::vector<PassItemState> items;
   for (size_t s = 0; s < shares.size(); ++s) {
     const PassShare& share = shares[s];
@@ -95,7 +95,7 @@ std::vector<PassItemState> Trainer::Rep::MakeItems(const std::vector<PassShare>&
       item.index = static_cast<int32_t>(items.size());
       item.lora = &adapters[s];
       item.train = !share.request.score;
-      item.keeps = item.train && retention == Retention::kKeep;
+      item.keeps = item.train && keeps;
       item.step = share.request.step;
       item.micro_batch = share.request.first_micro_batch + static_cast<int32_t>(i);
       item.loss_scale = static_cast<float>(1.0 / static_cast<double>(share.targets));
@@ -123,7 +123,7 @@ absl::Status Trainer::Rep::RunShares(const std::vector<PassShare>& shares,
       backend->FillZero(state.gradients, share.job->layout().elements() * kF32Bytes);
     }
   }
-  items = MakeItems(shares, adapters, placement.retention);
+  items = MakeItems(shares, adapters, placement.attention.device > 0);
   PassInputs inputs;
   inputs.ring = memory.ring();
   inputs.head = memory.head();

@@ -66,8 +66,7 @@ struct Trainer::Rep {
                          const LogitsHook& hook, std::vector<PassItemState>& items,
                          PassResult& result);
   std::vector<PassItemState> MakeItems(const std::vector<PassShare>& shares,
-                                       const std::vector<LoraOnDevice>& adapters,
-                                       Retention retention) const;
+                                       const std::vector<LoraOnDevice>& adapters, bool keeps) const;
   absl::Status FinishShares(const std::vector<PassShare>& shares,
                             const std::vector<PassItemState>& items, int64_t start_ns,
                             const BackendCounters& before, PassResult& result);

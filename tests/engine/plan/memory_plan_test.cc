@@ -49,7 +49,7 @@ Placement RandomPlacement(testing::SeededRng& rng, const ModelSpec& model) {
   Placement p;
   p.slots = static_cast<int32_t>(rng.Int(2, model.layers - 1));
   p.resident_layers = static_cast<int32_t>(rng.Int(0, p.slots - 2));
-  p.retention = rng.Chance(0.5) ? Retention::kKeep : Retention::kRecompute;
+  Retain(rng.Chance(0.5) ? Retention::kKeep : Retention::kRecompute, &p);
   p.head_resident = rng.Chance(0.5);
   return p;
 }
@@ -144,7 +144,7 @@ TEST(MemoryPlan, KeepTakesMoreThanRecompute) {
   job.items = {{512, 4, true}};
   Placement p;
   const int64_t recompute = Bytes(BaseFormat::kBf16, {job}, p);
-  p.retention = Retention::kKeep;
+  Retain(Retention::kKeep, &p);
   EXPECT_GT(Bytes(BaseFormat::kBf16, {job}, p), recompute);
 }
 
@@ -213,7 +213,7 @@ TEST(ChoosePlacement, WithRoomForAllNothingIsCopiedOrRecomputed) {
   const auto plan = ChoosePlacement(Model(), BaseFormat::kBf16, {job}, int64_t{1} << 50, Profile());
   ASSERT_TRUE(plan.ok());
   EXPECT_EQ(plan->placement.slots, Model().layers);
-  EXPECT_EQ(plan->placement.retention, Retention::kKeep);
+  EXPECT_EQ(RetentionText(plan->placement), "keep");
   EXPECT_TRUE(plan->placement.head_resident);
   const auto forecast = ForecastPass(Model(), BaseFormat::kBf16, {job}, plan->placement, Profile());
   ASSERT_TRUE(forecast.ok());

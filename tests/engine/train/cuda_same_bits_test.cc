@@ -23,7 +23,7 @@ Placement Place(int32_t slots, Retention retention, int32_t resident = 0,
   Placement p;
   p.slots = slots;
   p.resident_layers = resident;
-  p.retention = retention;
+  Retain(retention, &p);
   p.head_resident = head_resident;
   return p;
 }
@@ -97,7 +97,7 @@ TEST_F(CudaSameBits, PlacementsCutsAndRuns) {
           Place(3, Retention::kKeep, 3, true), Place(3, Retention::kRecompute, 2, true)}) {
       EXPECT_TRUE(SameBits(reference, Alone(JobA(format), p)))
           << p.slots << " slots, " << p.resident_layers << " resident, "
-          << RetentionName(p.retention);
+          << RetentionText(p);
     }
     EXPECT_TRUE(SameBits(reference, Alone(JobA(format), kLeast, 1)));
   }

@@ -217,7 +217,7 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
     placement.slots = std::max(placement.slots, std::min(layers, placement.resident_layers + 2));
   }
   placement.head_resident = options.head_resident;
-  SOUP_ASSIGN_OR_RETURN(placement.retention, ParseRetention(options.retention));
+  SOUP_RETURN_IF_ERROR(ParseRetention(options.retention, &placement));
   std::unique_ptr<Backend> backend;
   int64_t free_before = 0;
   if (options.backend == "cuda") {

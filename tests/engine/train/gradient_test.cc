@@ -34,7 +34,7 @@ struct Evaluation {
 class Evaluator {
  public:
   Evaluator(const RandomJob& job, Retention retention) : job_(job) {
-    placement_.retention = retention;
+    Retain(retention, &placement_);
     const auto layout = AdapterLayout::Create(TinyBase().spec, MakeJob(job).shape.lora);
     EXPECT_TRUE(layout.ok());
     layout_ = std::make_unique<AdapterLayout>(*layout);

@@ -22,7 +22,7 @@ Placement Place(int32_t slots, Retention retention, int32_t resident = 0,
   Placement p;
   p.slots = slots;
   p.resident_layers = resident;
-  p.retention = retention;
+  Retain(retention, &p);
   p.head_resident = head_resident;
   return p;
 }
@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
       const Placement& p = info.param;
       return "slots" + std::to_string(p.slots) + "_resident" + std::to_string(p.resident_layers) +
-             "_" + RetentionName(p.retention) + (p.head_resident ? "_head" : "");
+             "_" + RetentionText(p) + (p.head_resident ? "_head" : "");
     });
 
 TEST(SameBits, OnePassAMicroBatch) { EXPECT_TRUE(SameBits(Reference(), Alone(JobA(), kLeast, 1))); }

@@ -155,7 +155,7 @@ absl::Status Bench(const Options& options) {
   Placement placement;
   placement.slots = std::min(options.slots, options.layers);
   placement.resident_layers = options.resident;
-  SOUP_ASSIGN_OR_RETURN(placement.retention, ParseRetention(options.retention));
+  SOUP_RETURN_IF_ERROR(ParseRetention(options.retention, &placement));
   const std::unique_ptr<Backend> backend = MakeCpuBackend();
   SOUP_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(backend.get(), base));
   SOUP_RETURN_IF_ERROR(trainer->OpenJob(setup).status());
