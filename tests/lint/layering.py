@@ -22,13 +22,14 @@ MAY_INCLUDE = {
     "daemon/control": ["proto", "daemon/common", "engine/base", "engine/plan", "engine/model", "cache"],
     "daemon/worker": ["proto", "daemon/common", "engine", "kernels"],
     "client": ["proto", "engine/base"],
+    "bench": ["engine", "kernels"],
 }
 # Third-party headers that only some folders may see.
 CONFINED = {
     r"cuda\w*\.h|cublas\w*\.h|cudnn\w*\.h": ("kernels/cuda", "engine/device"),
     r"cblas\.h": ("kernels/cpu",),
     r"grpc(pp)?/.*": ("daemon", "client", "proto"),
-    r"absl/.*": ("engine", "cache", "daemon", "client"),
+    r"absl/.*": ("engine", "cache", "daemon", "client", "bench"),
     r"rocksdb/.*": ("cache",),
     r"sqlite3\.h": ("daemon/control",),
     r"prometheus/.*": ("daemon/control",),

@@ -1,0 +1,100 @@
+// A Backend that hands every call to another: base of the decorators below, which override what
+// they look at. Does not own the other. Thread-safety: as the other's.
+#ifndef SOUP_BENCH_FORWARDING_BACKEND_H_
+#define SOUP_BENCH_FORWARDING_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/device/backend.h"
+
+namespace soup::bench {
+
+class ForwardingBackend : public engine::Backend {
+ public:
+  explicit ForwardingBackend(engine::Backend* next) : next_(*next) {}
+
+  const char* name() const override { return next_.name(); }
+  engine::DType activation_type() const override { return next_.activation_type(); }
+  engine::DType weight_type() const override { return next_.weight_type(); }
+
+  absl::StatusOr<std::unique_ptr<engine::Arena>> CreateArena(int64_t bytes) override {
+    return next_.CreateArena(bytes);
+  }
+  void RegisterHostMemory(const void* data, int64_t bytes) override {
+    next_.RegisterHostMemory(data, bytes);
+  }
+  void UnregisterHostMemory() override { next_.UnregisterHostMemory(); }
+
+  engine::StreamView compute_stream() override { return next_.compute_stream(); }
+  engine::StreamView copy_stream() override { return next_.copy_stream(); }
+  engine::Event MakeEvent() override { return next_.MakeEvent(); }
+  engine::Event MakeTimedEvent() override { return next_.MakeTimedEvent(); }
+  absl::StatusOr<double> SecondsBetween(const engine::Event& begin,
+                                        const engine::Event& end) override {
+    return next_.SecondsBetween(begin, end);
+  }
+  absl::Status Record(engine::Event& event, engine::StreamView stream) override {
+    return next_.Record(event, stream);
+  }
+  absl::Status Wait(engine::StreamView stream, const engine::Event& event) override {
+    return next_.Wait(stream, event);
+  }
+  absl::Status HostWait(const engine::Event& event, absl::Duration timeout) override {
+    return next_.HostWait(event, timeout);
+  }
+  absl::Status Synchronize(absl::Duration timeout) override { return next_.Synchronize(timeout); }
+  absl::Status status() const override { return next_.status(); }
+  engine::BackendCounters counters() const override { return next_.counters(); }
+
+  absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
+                                 engine::StreamView stream) override {
+    return next_.CopyToDeviceAsync(dst, src, bytes, stream);
+  }
+  absl::Status CopyToHostAsync(void* dst, const void* src, int64_t bytes) override {
+    return next_.CopyToHostAsync(dst, src, bytes);
+  }
+  void CopyOnDevice(void* dst, const void* src, int64_t bytes) override {
+    next_.CopyOnDevice(dst, src, bytes);
+  }
+  void FillZero(void* dst, int64_t bytes) override { next_.FillZero(dst, bytes); }
+
+  void GatherRows(const kernels::GatherRowsArgs& a) override { next_.GatherRows(a); }
+  void Widen(const kernels::WidenArgs& a) override { next_.Widen(a); }
+  void Nf4Dequant(const kernels::Nf4DequantArgs& a) override { next_.Nf4Dequant(a); }
+  void RmsNormForward(const kernels::RmsNormForwardArgs& a) override { next_.RmsNormForward(a); }
+  void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override { next_.RmsNormBackward(a); }
+  void Rope(const kernels::RopeArgs& a) override { next_.Rope(a); }
+  void AttentionForward(const kernels::AttentionForwardArgs& a) override {
+    next_.AttentionForward(a);
+  }
+  void AttentionBackward(const kernels::AttentionBackwardArgs& a,
+                         const engine::AttentionScratch& scratch) override {
+    next_.AttentionBackward(a, scratch);
+  }
+  void SwigluForward(const kernels::SwigluForwardArgs& a) override { next_.SwigluForward(a); }
+  void SwigluBackward(const kernels::SwigluBackwardArgs& a) override { next_.SwigluBackward(a); }
+  void Gemm(const kernels::GemmArgs& a) override { next_.Gemm(a); }
+  void Axpy(const kernels::AxpyArgs& a) override { next_.Axpy(a); }
+  void Dropout(const kernels::DropoutArgs& a) override { next_.Dropout(a); }
+  void GatherActRows(const kernels::GatherActRowsArgs& a) override { next_.GatherActRows(a); }
+  void ScatterActRows(const kernels::ScatterActRowsArgs& a) override { next_.ScatterActRows(a); }
+  void LossSlice(const kernels::LossSliceArgs& a) override { next_.LossSlice(a); }
+  void LossTargetRows(const kernels::LossTargetRowsArgs& a) override { next_.LossTargetRows(a); }
+  void LossFinish(const kernels::LossFinishArgs& a) override { next_.LossFinish(a); }
+  void SumSquares(const kernels::SumSquaresArgs& a) override { next_.SumSquares(a); }
+  void AdamW(const kernels::AdamWArgs& a) override { next_.AdamW(a); }
+  void NarrowToBf16(const float* src, void* dst, int64_t n) override {
+    next_.NarrowToBf16(src, dst, n);
+  }
+
+ protected:
+  engine::Backend& next() { return next_; }
+
+ private:
+  engine::Backend& next_;
+};
+
+}  // namespace soup::bench
+
+#endif  // SOUP_BENCH_FORWARDING_BACKEND_H_

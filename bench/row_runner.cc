@@ -1,0 +1,168 @@
+#include "bench/row_runner.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "bench/named_base.h"
+#include "engine/base/status_macros.h"
+#include "engine/data/dataset.h"
+#include "kernels/philox.h"
+
+namespace soup::bench {
+namespace {
+
+using engine::TokenRecord;
+
+constexpr char kJobId[] = "bench";
+constexpr uint64_t kTokenSeed = 11;
+
+// Sequences of random tokens, all of them supervised (but each first, which nothing predicts).
+std::vector<TokenRecord> RandomRecords(int64_t count, int64_t length, int64_t vocab) {
+  const kernels::PhiloxStream random(kTokenSeed, 0, 0);
+  std::vector<TokenRecord> records(static_cast<size_t>(count));
+  uint64_t draw = 0;
+  for (TokenRecord& record : records) {
+    record.ids.reserve(static_cast<size_t>(length));
+    for (int64_t i = 0; i < length; ++i) {
+      record.ids.push_back(
+          static_cast<int32_t>(random.Draw(draw++) % static_cast<uint64_t>(vocab)));
+    }
+    record.supervised.assign(static_cast<size_t>(length), 1);
+  }
+  return records;
+}
+
+}  // namespace
+
+RowRunner::~RowRunner() {
+  if (base_ != nullptr) backend_.UnregisterHostMemory();
+}
+
+absl::StatusOr<const engine::ModelBase*> RowRunner::Base(const RowSpec& spec) {
+  if (base_ != nullptr && base_name_ == spec.base && base_format_ == spec.format) {
+    return &base_->base();
+  }
+  SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model, FindBase(spec.base));
+  if (base_ != nullptr) {
+    backend_.UnregisterHostMemory();
+    base_.reset();
+  }
+  SOUP_ASSIGN_OR_RETURN(base_, SyntheticBase::Make(model, spec.format, options_.threads));
+  base_name_ = spec.base;
+  base_format_ = spec.format;
+  backend_.RegisterHostMemory(base_->data(), base_->bytes());
+  return &base_->base();
+}
+
+absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
+                                                  const engine::ModelSpec& model) const {
+  Job job;
+  engine::JobSetup& setup = job.setup;
+  setup.job_id = kJobId;
+  const int64_t steps = spec.warmup + spec.steps + (options_.breakdown ? 1 : 0);
+  setup.dataset = engine::PreparedDataset::FromRecords(
+      RandomRecords(steps * spec.batch, spec.seq, model.vocab));
+  setup.shape.model = model;
+  setup.shape.format = spec.format;
+  setup.shape.lora.r = spec.lora_r;
+  setup.shape.lora.targets = spec.targets;
+  setup.shape.lengths = setup.dataset->TrainLengths();
+  setup.shape.max_length = spec.seq;
+  setup.shape.batch.batch_size = spec.batch;
+  setup.shape.batch.packing = true;
+  SOUP_ASSIGN_OR_RETURN(setup.numeric, engine::MakeNumericPlan(setup.shape, profile_));
+  SOUP_ASSIGN_OR_RETURN(const engine::BatchSchedule schedule,
+                        engine::MakeTrainSchedule(setup.shape, setup.numeric));
+  SOUP_ASSIGN_OR_RETURN(job.pass.items, engine::MakePassItems(schedule.Step(1), setup.numeric, 0,
+                                                              -1, /*train=*/true));
+  job.pass.job_id = kJobId;
+  job.pass.lora = setup.shape.lora;
+  job.pass.numeric = setup.numeric;
+  return job;
+}
+
+absl::StatusOr<engine::MemoryPlan> RowRunner::Plan(const RowSpec& spec,
+                                                   const engine::ModelSpec& model,
+                                                   const Job& job) const {
+  if (spec.budget_bytes > 0) {
+    return engine::ChoosePlacement(model, spec.format, {job.pass}, spec.budget_bytes, profile_);
+  }
+  return engine::PlanMemory(model, spec.format, {job.pass}, spec.placement);
+}
+
+absl::StatusOr<engine::Placement> RowRunner::Place(const RowSpec& spec) {
+  SOUP_RETURN_IF_ERROR(CheckRow(spec));
+  SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model, FindBase(spec.base));
+  SOUP_ASSIGN_OR_RETURN(const Job job, MakeJob(spec, model));
+  SOUP_ASSIGN_OR_RETURN(const engine::MemoryPlan plan, Plan(spec, model, job));
+  return plan.placement;
+}
+
+absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ablation) {
+  SOUP_RETURN_IF_ERROR(CheckRow(spec));
+  SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model, FindBase(spec.base));
+  SOUP_ASSIGN_OR_RETURN(Job job, MakeJob(spec, model));
+  SOUP_ASSIGN_OR_RETURN(const engine::MemoryPlan plan, Plan(spec, model, job));
+  SOUP_ASSIGN_OR_RETURN(
+      const engine::Forecast forecast,
+      engine::ForecastPass(model, spec.format, {job.pass}, plan.placement, profile_));
+  // After the plan: a budget that is too small costs nothing.
+  SOUP_ASSIGN_OR_RETURN(const engine::ModelBase* base, Base(spec));
+  RowResult row;
+  row.spec = spec;
+  row.ablation = ablation;
+  row.placement = plan.placement;
+  row.planned_bytes = plan.arena_bytes();
+  row.predicted_step_seconds = forecast.step_seconds;
+
+  AblatedBackend ablated(&backend_, ablation);
+  WorkCounter counter(&ablated, profile_);
+  OpTimer timer(&counter, spec.lora_r);
+  engine::TrainerOptions options;
+  options.profile = profile_;
+  SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Trainer> trainer,
+                        engine::Trainer::Create(&timer, *base, options));
+  SOUP_RETURN_IF_ERROR(trainer->OpenJob(std::move(job.setup)).status());
+  SOUP_RETURN_IF_ERROR(Steps(*trainer, counter, timer, row));
+  SOUP_RETURN_IF_ERROR(trainer->CloseJob(kJobId));
+  return row;
+}
+
+absl::Status RowRunner::Steps(engine::Trainer& trainer, WorkCounter& counter, OpTimer& timer,
+                              RowResult& row) const {
+  const int32_t last = row.spec.warmup + row.spec.steps;
+  row.fastest_seconds = 1e300;
+  for (int32_t step = 1; step <= last + (options_.breakdown ? 1 : 0); ++step) {
+    timer.Enable(step > last);
+    counter.Reset();
+    SOUP_ASSIGN_OR_RETURN(const engine::PassResult pass,
+                          trainer.RunPass({{{kJobId, step, 0, -1, false}}, row.placement}));
+    for (const engine::JobFaultInfo& fault : pass.faults) return fault.status;
+    const engine::StepStats& stats = pass.steps.at(0);
+    if (stats.skipped && !row.ablation.any()) {
+      return absl::InternalError(absl::StrCat("row \"", row.spec.ToText(), "\": ", stats.warning));
+    }
+    if (step > last) {
+      SOUP_ASSIGN_OR_RETURN(row.breakdown, timer.Take());
+      continue;
+    }
+    if (step == 1 && options_.device_bytes) row.device_bytes = options_.device_bytes();
+    if (step <= row.spec.warmup) continue;
+    const double part = 1.0 / row.spec.steps;
+    row.arena_bytes = pass.arena_measured_bytes;
+    row.tokens_a_step = stats.tokens;
+    row.loss = stats.loss;
+    row.work = counter.work();
+    row.step_seconds += part * stats.seconds;
+    row.fastest_seconds = std::min(row.fastest_seconds, stats.seconds);
+    row.slowest_seconds = std::max(row.slowest_seconds, stats.seconds);
+    row.stall_seconds += part * stats.stall_seconds;
+    row.copy_bytes += part * static_cast<double>(stats.copy_bytes);
+    row.copy_busy_seconds += part * stats.copy_seconds;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace soup::bench

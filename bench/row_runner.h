@@ -1,0 +1,98 @@
+// Runs rows: real optimizer steps of one job through the trainer (the product's executor, whole:
+// AdamW and gradient norm in it, no mirror), on a synthetic base, under a placement that the
+// planner chose for the row's budget or that the row names.
+//
+// Not thread-safe; the backend must outlive it.
+#ifndef SOUP_BENCH_ROW_RUNNER_H_
+#define SOUP_BENCH_ROW_RUNNER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "bench/ablated_backend.h"
+#include "bench/op_timer.h"
+#include "bench/row_spec.h"
+#include "bench/synthetic_base.h"
+#include "bench/work_counter.h"
+#include "engine/base/machine_profile.h"
+#include "engine/device/backend.h"
+#include "engine/plan/job_plan.h"
+#include "engine/train/trainer.h"
+
+namespace soup::bench {
+
+struct RowResult {
+  RowSpec spec;
+  Ablation ablation;            // timing only when any
+  engine::Placement placement;  // that it ran under
+  int64_t planned_bytes = 0;    // arena, by the plan
+  int64_t arena_bytes = 0;      // arena, as taken
+  int64_t device_bytes = 0;     // on the device: overhead, arena and all else; 0 on the CPU
+  double predicted_step_seconds = 0;
+  // Over the steps that count.
+  int64_t tokens_a_step = 0;
+  double step_seconds = 0;  // mean
+  double fastest_seconds = 0;
+  double slowest_seconds = 0;
+  double stall_seconds = 0;            // a step
+  double copy_bytes = 0;               // a step
+  double copy_busy_seconds = 0;        // a step
+  double loss = 0;                     // of the last step
+  Work work;                           // of one step
+  std::optional<Breakdown> breakdown;  // of one more step
+  double tokens_per_second() const { return static_cast<double>(tokens_a_step) / step_seconds; }
+  double stall_fraction() const { return stall_seconds / step_seconds; }
+  double copy_bytes_per_second() const { return copy_bytes / step_seconds; }
+  // GEMM and attention of the step at this run's ceilings, over the step.
+  double ideal_share() const { return work.ideal_seconds / step_seconds; }
+};
+
+struct RunnerOptions {
+  int threads = 1;  // that fill the synthetic base
+  bool breakdown = false;
+  // Bytes in use on the device, this process's overhead included; null: told as 0.
+  std::function<int64_t()> device_bytes;
+};
+
+class RowRunner {
+ public:
+  RowRunner(engine::Backend* backend, engine::MachineProfile profile, RunnerOptions options)
+      : backend_(*backend), profile_(std::move(profile)), options_(std::move(options)) {}
+  ~RowRunner();
+  RowRunner(const RowRunner&) = delete;
+  RowRunner& operator=(const RowRunner&) = delete;
+
+  // Errors: those of the planner (ResourceExhausted names the least budget that would do), of the
+  // trainer and of the device; Internal (a step without an ablation was not finite).
+  absl::StatusOr<RowResult> Run(const RowSpec& spec, const Ablation& ablation = {});
+  // The placement that Run would choose, so that rows of other sizes can be run under it.
+  absl::StatusOr<engine::Placement> Place(const RowSpec& spec);
+
+ private:
+  struct Job {
+    engine::JobSetup setup;
+    engine::PassJob pass;
+  };
+  // Keeps one base: rows that follow each other on the same one make it once.
+  absl::StatusOr<const engine::ModelBase*> Base(const RowSpec& spec);
+  absl::StatusOr<Job> MakeJob(const RowSpec& spec, const engine::ModelSpec& model) const;
+  absl::StatusOr<engine::MemoryPlan> Plan(const RowSpec& spec, const engine::ModelSpec& model,
+                                          const Job& job) const;
+  absl::Status Steps(engine::Trainer& trainer, WorkCounter& counter, OpTimer& timer,
+                     RowResult& row) const;
+
+  engine::Backend& backend_;
+  const engine::MachineProfile profile_;
+  const RunnerOptions options_;
+  std::string base_name_;
+  engine::BaseFormat base_format_ = engine::BaseFormat::kBf16;
+  std::unique_ptr<SyntheticBase> base_;
+};
+
+}  // namespace soup::bench
+
+#endif  // SOUP_BENCH_ROW_RUNNER_H_

@@ -1,0 +1,44 @@
+#include "bench/work_counter.h"
+
+namespace soup::bench {
+namespace {
+// Five products where the forward has two (engine/base/machine_profile.h).
+constexpr double kBackwardFactor = 2.5;
+}  // namespace
+
+void WorkCounter::Gemm(const kernels::GemmArgs& args) {
+  const double flops =
+      2.0 * static_cast<double>(args.M) * static_cast<double>(args.N) * static_cast<double>(args.K);
+  // The rows of a product are its tokens: they are summed over where A is transposed.
+  const int64_t tokens = args.transpose_a ? args.K : args.M;
+  const double rate = engine::RateAt(profile_.gemm_rates, tokens);
+  work_.gemm_flops += flops;
+  if (rate > 0) work_.ideal_seconds += flops / rate;
+  next().Gemm(args);
+}
+
+void WorkCounter::AttentionForward(const kernels::AttentionForwardArgs& args) {
+  Attention(args.cu_seqlens, args.S, args.Hq * args.D, 1.0, profile_.attention_forward_rates);
+  next().AttentionForward(args);
+}
+
+void WorkCounter::AttentionBackward(const kernels::AttentionBackwardArgs& args,
+                                    const engine::AttentionScratch& scratch) {
+  Attention(args.cu_seqlens, args.S, args.Hq * args.D, kBackwardFactor,
+            profile_.attention_backward_rates);
+  next().AttentionBackward(args, scratch);
+}
+
+void WorkCounter::Attention(const int32_t* cu_seqlens, int64_t sequences, int64_t query_width,
+                            double factor, const std::vector<engine::MeasuredRate>& curve) {
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t length = cu_seqlens[s + 1] - cu_seqlens[s];
+    const double tokens = static_cast<double>(length);
+    const double flops = factor * 2.0 * tokens * tokens * static_cast<double>(query_width);
+    const double rate = engine::RateAt(curve, length);
+    work_.attention_flops += flops;
+    if (rate > 0) work_.ideal_seconds += flops / rate;
+  }
+}
+
+}  // namespace soup::bench
