@@ -137,7 +137,8 @@ struct SwigluBackwardArgs {
 
 // C = alpha * op(A) * op(B) + beta * C, row-major with leading dimensions (elements).
 // op(A) is [M, K], op(B) is [K, N]. beta is 0, or 1 to accumulate; with beta 0 C's old bytes are
-// not read.
+// not read. With an addend (beta 1 only), beta's term is that matrix instead of C's old value: a
+// residual without a copy.
 enum class Operand : uint8_t { kAct, kWt, kF32 };  // element types: see the rules above
 struct GemmArgs {
   bool transpose_a, transpose_b;
@@ -150,6 +151,7 @@ struct GemmArgs {
   void* C;
   int64_t ldc;
   Operand a_type, b_type, c_type;
+  const void* addend = nullptr;  // [M, N] of c_type, rows ldc apart; null: C itself
 };
 
 // y = (accumulate ? y : 0) + scale * x, n elements of act.

@@ -15,11 +15,14 @@
 #define SOUP_ENGINE_DEVICE_BACKEND_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "engine/base/dtype.h"
 #include "engine/device/arena.h"
 #include "engine/device/event.h"
@@ -40,6 +43,14 @@ struct BackendCounters {
   int64_t copy_bytes = 0;        // host -> device on the copy stream
   double copy_busy_seconds = 0;  // time in which the copy stream moved bytes
   double stall_seconds = 0;      // time in which compute waited for a copy
+};
+
+// What PrepareGemms has done.
+struct GemmPreparation {
+  int64_t shapes = 0;       // different ones among those asked for
+  int64_t tuned = 0;        // of these, timed now; the others were known
+  double seconds = 0;       // of timing
+  std::string fingerprint;  // of the algorithms of all of them; empty where there is no choice
 };
 
 class Backend {
@@ -109,6 +120,18 @@ class Backend {
   virtual void SwigluForward(const kernels::SwigluForwardArgs& args) = 0;
   virtual void SwigluBackward(const kernels::SwigluBackwardArgs& args) = 0;
   virtual void Gemm(const kernels::GemmArgs& args) = 0;
+  // Whether products run by algorithms that PrepareGemms must have chosen.
+  virtual bool chooses_gemms() const = 0;
+  // Before a run: makes sure that each of these products (pointers and alpha do not matter) has an
+  // algorithm, timing what has none, so that Gemm never chooses. Operands take device memory for
+  // the call's length, about what a pass of these products takes: `make_room` is called before;
+  // null: the memory is free, and then the code of every product is loaded too. Waits for the
+  // device. Nothing to do where chooses_gemms() is false. Errors: ResourceExhausted (no memory for
+  // operands), FailedPrecondition (a kept choice that the library refuses), those of the file that
+  // keeps the choices, and of `make_room`.
+  virtual absl::StatusOr<GemmPreparation> PrepareGemms(
+      absl::Span<const kernels::GemmArgs> products,
+      const std::function<absl::Status()>& make_room) = 0;
   virtual void Axpy(const kernels::AxpyArgs& args) = 0;
   virtual void Dropout(const kernels::DropoutArgs& args) = 0;
   virtual void GatherActRows(const kernels::GatherActRowsArgs& args) = 0;

@@ -138,6 +138,11 @@ class CpuBackend final : public Backend {
     cpu::SwigluBackward(a, context_);
   }
   void Gemm(const kernels::GemmArgs& a) override { cpu::Gemm(a, context_); }
+  bool chooses_gemms() const override { return false; }
+  absl::StatusOr<GemmPreparation> PrepareGemms(absl::Span<const kernels::GemmArgs>,
+                                               const std::function<absl::Status()>&) override {
+    return GemmPreparation();
+  }
   void Axpy(const kernels::AxpyArgs& a) override { cpu::Axpy(a, context_); }
   void Dropout(const kernels::DropoutArgs& a) override { cpu::Dropout(a, context_); }
   void GatherActRows(const kernels::GatherActRowsArgs& a) override {

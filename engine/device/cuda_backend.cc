@@ -14,23 +14,17 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
-#include "engine/device/cuda_attention_tiles.h"
 #include "engine/device/cuda_device_use.h"
-#include "engine/device/cuda_handles.h"
-#include "engine/device/cuda_memory.h"
+#include "engine/device/cuda_ops.h"
 #include "engine/device/cuda_stopwatch.h"
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
-#include "kernels/cuda/loss.h"
 #include "kernels/cuda/nf4_dequant.h"
-#include "kernels/cuda/norm.h"
 #include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/rope.h"
 
 namespace soup::engine {
 namespace {
@@ -49,6 +43,11 @@ struct CudaEventRep final : public EventRep {
   CudaEvent event;
   int64_t results = 0;  // results queued before the last record on the compute stream
 };
+
+std::string DeviceText(const cudaDeviceProp& p) {
+  return absl::StrCat(absl::StrReplaceAll(p.name, {{"|", "/"}}), " sm_", p.major, p.minor, ", ",
+                      p.multiProcessorCount, " SMs");
+}
 
 CudaEventRep& Rep(const Event& event) {
   SOUP_CHECK(event.rep() != nullptr);
@@ -76,7 +75,7 @@ absl::Status WaitUntil(const std::function<cudaError_t()>& query, absl::Duration
   }
 }
 
-class Cuda final : public Backend {
+class Cuda final : public CudaOps {
  public:
   explicit Cuda(const CudaBackendOptions& options) : options_(options) {}
 
@@ -95,12 +94,11 @@ class Cuda final : public Backend {
     partial_sums_ = reinterpret_cast<double*>(block_.data() + kGemmWorkspaceBytes);
     tiles_ = CudaAttentionTiles(attention_, block_.data() + kGemmWorkspaceBytes + kPartialSumBytes,
                                 pinned_.data() + kResultPoolBytes, kTilePoolBytes);
-    // The heuristic's choice is a function of shape, device and library version; algorithms timed
-    // before the run will come with the machine profile.
-    SOUP_RETURN_IF_ERROR(
-        CudaStatus(cuda::GemmLibrary::Create(block_.data(), kGemmWorkspaceBytes,
-                                             cuda::GemmLibrary::Fallback::kHeuristic, &gemm_),
-                   "cuBLASLt"));
+    CudaGemms::Options gemms;
+    gemms.profile_path = options_.gemm_profile_path;
+    gemms.device = DeviceText(properties);
+    gemms.use_heuristic = options_.heuristic_gemms;
+    SOUP_ASSIGN_OR_RETURN(gemms_, CudaGemms::Create(block_.data(), kGemmWorkspaceBytes, gemms));
     int value = 0;
     cudaDeviceGetAttribute(&value, cudaDevAttrHostRegisterReadOnlySupported, options_.device);
     read_only_pins_ = value != 0;
@@ -108,7 +106,6 @@ class Cuda final : public Backend {
     reads_pinned_ = value != 0;
     return Synchronize(options_.wait_limit);
   }
-  std::string LibraryVersion() const { return gemm_->LibraryVersion(); }
 
   const char* name() const override { return "cuda"; }
   DType activation_type() const override { return DType::kBF16; }
@@ -251,86 +248,6 @@ class Cuda final : public Backend {
     Told(cudaMemsetAsync(dst, 0, static_cast<size_t>(bytes), compute_.get()), "FillZero");
   }
 
-  void GatherRows(const kernels::GatherRowsArgs& a) override {
-    if (a.T == 0) return;
-    if (reads_pinned_ && registrations_.Pinned(a.table)) {
-      Told(cuda::GatherRows(a, compute_.get()), "GatherRows");
-    } else {
-      GatherOnHost(a);
-    }
-  }
-  void Widen(const kernels::WidenArgs&) override {
-    Keep(absl::InternalError("Widen: bf16 weights are used in place on CUDA")).IgnoreError();
-  }
-  void Nf4Dequant(const kernels::Nf4DequantArgs& a) override {
-    Told(cuda::Nf4Dequant(a, compute_.get()), "Nf4Dequant");
-  }
-  void RmsNormForward(const kernels::RmsNormForwardArgs& a) override {
-    Told(cuda::RmsNormForward(a, compute_.get()), "RmsNormForward");
-  }
-  void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override {
-    Told(cuda::RmsNormBackward(a, compute_.get()), "RmsNormBackward");
-  }
-  void Rope(const kernels::RopeArgs& a) override { Told(cuda::Rope(a, compute_.get()), "Rope"); }
-  void AttentionForward(const kernels::AttentionForwardArgs& a) override {
-    const auto tiles = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
-    if (!Keep(tiles.status()).ok()) return;
-    Told(cuda::AttentionForward(a, {}, *tiles, attention_, compute_.get()), "AttentionForward");
-  }
-  void AttentionBackward(const kernels::AttentionBackwardArgs& a,
-                         const AttentionScratch& scratch) override {
-    const auto found = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
-    if (!Keep(found.status()).ok()) return;
-    cuda::AttentionTiles tiles = *found;
-    const int64_t group = a.Hq / a.Hkv;
-    // No more blocks than the plan has room for, and none of them without a head.
-    int64_t split = std::min<int64_t>(tiles.kv_split, scratch.most_split);
-    while (split > 1 && (group + split - 1) / split * (split - 1) >= group) --split;
-    tiles.kv_split = static_cast<int32_t>(split);
-    tiles.partials = scratch.partials;
-    Told(cuda::AttentionBackward(a, {}, tiles, attention_, compute_.get()), "AttentionBackward");
-  }
-  void SwigluForward(const kernels::SwigluForwardArgs& a) override {
-    Told(cuda::SwigluForward(a, compute_.get()), "SwigluForward");
-  }
-  void SwigluBackward(const kernels::SwigluBackwardArgs& a) override {
-    Told(cuda::SwigluBackward(a, compute_.get()), "SwigluBackward");
-  }
-  void Gemm(const kernels::GemmArgs& a) override {
-    const cudaError_t error = gemm_->Gemm(a, compute_.get());
-    if (error == cudaSuccess) return;
-    Told(error, absl::StrCat("Gemm of ", a.M, " x ", a.N, " x ", a.K, ", leading dimensions ",
-                             a.lda, ", ", a.ldb, ", ", a.ldc));
-  }
-  void Axpy(const kernels::AxpyArgs& a) override { Told(cuda::Axpy(a, compute_.get()), "Axpy"); }
-  void Dropout(const kernels::DropoutArgs& a) override {
-    Told(cuda::Dropout(a, compute_.get()), "Dropout");
-  }
-  void GatherActRows(const kernels::GatherActRowsArgs& a) override {
-    Told(cuda::GatherActRows(a, compute_.get()), "GatherActRows");
-  }
-  void ScatterActRows(const kernels::ScatterActRowsArgs& a) override {
-    Told(cuda::ScatterActRows(a, compute_.get()), "ScatterActRows");
-  }
-  void LossSlice(const kernels::LossSliceArgs& a) override {
-    Told(cuda::LossSlice(a, compute_.get()), "LossSlice");
-  }
-  void LossTargetRows(const kernels::LossTargetRowsArgs& a) override {
-    Told(cuda::LossTargetRows(a, compute_.get()), "LossTargetRows");
-  }
-  void LossFinish(const kernels::LossFinishArgs& a) override {
-    Told(cuda::LossFinish(a, compute_.get()), "LossFinish");
-  }
-  void SumSquares(const kernels::SumSquaresArgs& a) override {
-    Told(cuda::SumSquares(a, partial_sums_, compute_.get()), "SumSquares");
-  }
-  void AdamW(const kernels::AdamWArgs& a) override {
-    Told(cuda::AdamW(a, compute_.get()), "AdamW");
-  }
-  void NarrowToBf16(const float* src, void* dst, int64_t n) override {
-    Told(cuda::NarrowToBf16(src, dst, n, compute_.get()), "NarrowToBf16");
-  }
-
  private:
   // A result on its way to the host.
   struct Result {
@@ -354,17 +271,6 @@ class Cuda final : public Backend {
   static cudaStream_t Native(StreamView stream) {
     return static_cast<cudaStream_t>(stream.native());
   }
-  absl::Status Keep(absl::Status status) {
-    if (status_.ok() && !status.ok()) status_ = status;
-    return status;
-  }
-  absl::Status Check(cudaError_t error, absl::string_view what) {
-    return error == cudaSuccess ? absl::OkStatus() : Keep(CudaStatus(error, what));
-  }
-
-  // The error sticks: status() tells it.
-  void Told(cudaError_t error, absl::string_view what) { Check(error, what).IgnoreError(); }
-
   // The first calls that need code for this card.
   absl::Status CheckCode(const cudaDeviceProp& properties) {
     cudaError_t loaded = cuda::QueryAttentionDevice(options_.device, &attention_);
@@ -392,45 +298,17 @@ class Cuda final : public Backend {
     }
   }
 
-  // For a table that the device cannot read: waits for the ids, gathers here, copies the rows.
-  void GatherOnHost(const kernels::GatherRowsArgs& a) {
-    std::vector<int32_t> ids(static_cast<size_t>(a.T));
-    if (!Check(cudaMemcpyAsync(ids.data(), a.ids, ids.size() * sizeof(int32_t),
-                               cudaMemcpyDeviceToHost, compute_.get()),
-               "GatherRows")
-             .ok() ||
-        !Check(cudaStreamSynchronize(compute_.get()), "GatherRows").ok()) {
-      return;
-    }
-    std::vector<uint16_t> rows(static_cast<size_t>(a.T * a.H));
-    for (int64_t t = 0; t < a.T; ++t) {
-      std::copy_n(a.table + ids[static_cast<size_t>(t)] * a.H, a.H, rows.begin() + t * a.H);
-    }
-    Told(cudaMemcpyAsync(a.y, rows.data(), rows.size() * sizeof(uint16_t), cudaMemcpyHostToDevice,
-                         compute_.get()),
-         "GatherRows");
-    Told(cudaStreamSynchronize(compute_.get()), "GatherRows");  // `rows` dies here
-  }
-
   const CudaBackendOptions options_;
-  CudaStream compute_;
   CudaStream copy_;
   CudaBlock block_;
   CudaBlock pinned_;
-  cuda::AttentionDevice attention_;
-  CudaAttentionTiles tiles_;
-  std::unique_ptr<cuda::GemmLibrary> gemm_;
-  double* partial_sums_ = nullptr;
-  CudaHostRegistrations registrations_;
   bool read_only_pins_ = false;
-  bool reads_pinned_ = false;
   bool warned_ = false;
   std::deque<Result> results_;
   int64_t results_queued_ = 0;
   int64_t result_bytes_ = 0;
   CudaStopwatch stalls_;
   CudaStopwatch copies_;
-  absl::Status status_;
   mutable absl::Mutex mutex_;
   BackendCounters counters_ ABSL_GUARDED_BY(mutex_);
 };
@@ -472,7 +350,7 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   made.profile.cpu_threads = 1;
   made.profile.blas_core =
       absl::StrCat("sm_", properties.major, properties.minor, ", ", properties.multiProcessorCount,
-                   " SMs, cuBLASLt ", backend->LibraryVersion());
+                   " SMs, cuBLASLt ", cuda::GemmLibrary::LibraryVersion());
   made.backend = std::move(backend);
   return made;
 }

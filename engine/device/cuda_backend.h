@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -24,6 +25,12 @@ namespace soup::engine {
 
 struct CudaBackendOptions {
   int device = 0;
+  // Where the algorithms of matrix products are kept (engine/device/gemm_profile.h): what is timed
+  // once is never timed again, in this process or another. Empty: they live as long as the backend.
+  std::string gemm_profile_path;
+  // Takes the library's first choice for every product instead of timing: the same in every
+  // process, and slower. For tests and tools.
+  bool heuristic_gemms = false;
   // The limit of a wait for the device where the caller names none.
   absl::Duration wait_limit = absl::Minutes(10);
   // Fills every arena buffer with NaNs when it is taken: a read before a write shows. For tests:

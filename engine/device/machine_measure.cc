@@ -407,15 +407,18 @@ absl::Status Measurer::MeasureGemm() {
     std::byte* x = room_->Take(bytes);
     std::byte* y = room_->Take(bytes);
     SOUP_RETURN_IF_ERROR(FillRandom(x, bytes));
-    const Work layer = [&] {
-      for (size_t p = 0; p < weights.size(); ++p) {
-        const auto [out, in] = Products()[p];
-        for (const bool backward : {false, true}) {
-          const int64_t n = backward ? in : out, k = backward ? out : in;
-          backend_.Gemm({false, !backward, rows, n, k, 1, 0, x, k, weights[p], in, y, n,
-                         kernels::Operand::kAct, kernels::Operand::kWt, kernels::Operand::kAct});
-        }
+    std::vector<kernels::GemmArgs> products;
+    for (size_t p = 0; p < weights.size(); ++p) {
+      const auto [out, in] = Products()[p];
+      for (const bool backward : {false, true}) {
+        const int64_t n = backward ? in : out, k = backward ? out : in;
+        products.push_back({false, !backward, rows, n, k, 1, 0, x, k, weights[p], in, y, n,
+                            kernels::Operand::kAct, kernels::Operand::kWt, kernels::Operand::kAct});
       }
+    }
+    SOUP_RETURN_IF_ERROR(backend_.PrepareGemms(products, nullptr).status());
+    const Work layer = [&] {
+      for (const kernels::GemmArgs& product : products) backend_.Gemm(product);
       return backend_.status();
     };
     if (last_rate == 0) SOUP_RETURN_IF_ERROR(Warm(layer));

@@ -141,7 +141,20 @@ void BatchSchedule::FindLargest() {
     max_records_ = 1;
     return;
   }
-  if (params_.packing && steps_ > kExactVisits / params_.batch_size) return BoundLargest();
+  if (params_.packing && !CanWalk()) return BoundLargest();
+  VisitSteps([this](const std::vector<MicroBatch>& micro_batches) {
+    max_micro_batches_ = std::max(max_micro_batches_, static_cast<int32_t>(micro_batches.size()));
+    for (const MicroBatch& m : micro_batches) {
+      max_micro_batch_tokens_ = std::max(max_micro_batch_tokens_, m.tokens);
+      max_records_ = std::max(max_records_, static_cast<int32_t>(m.records.size()));
+    }
+  });
+}
+
+bool BatchSchedule::CanWalk() const { return steps_ <= kExactVisits / params_.batch_size; }
+
+void BatchSchedule::VisitSteps(
+    const std::function<void(const std::vector<MicroBatch>&)>& visit) const {
   std::vector<int32_t> order;
   int64_t order_epoch = -1;
   for (int64_t step = 1; step <= steps_; ++step) {
@@ -150,13 +163,16 @@ void BatchSchedule::FindLargest() {
       order = EpochOrder(range.epoch);
       order_epoch = range.epoch;
     }
-    const auto micro_batches = Pack({order.begin() + range.begin, order.begin() + range.end});
-    max_micro_batches_ = std::max(max_micro_batches_, static_cast<int32_t>(micro_batches.size()));
-    for (const MicroBatch& m : micro_batches) {
-      max_micro_batch_tokens_ = std::max(max_micro_batch_tokens_, m.tokens);
-      max_records_ = std::max(max_records_, static_cast<int32_t>(m.records.size()));
-    }
+    visit(Pack({order.begin() + range.begin, order.begin() + range.end}));
   }
+}
+
+bool BatchSchedule::VisitAll(const std::function<void(const MicroBatch&)>& visit) const {
+  if (!CanWalk()) return false;
+  VisitSteps([&visit](const std::vector<MicroBatch>& step) {
+    for (const MicroBatch& micro_batch : step) visit(micro_batch);
+  });
+  return true;
 }
 
 void BatchSchedule::BoundLargest() {

@@ -13,6 +13,7 @@
 #define SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -45,6 +46,9 @@ class BatchSchedule {
   int64_t records() const { return static_cast<int64_t>(lengths_.size()); }
   // Micro-batches of step 1 .. steps(). Never empty.
   std::vector<MicroBatch> Step(int64_t step) const;
+  // Calls `visit` for every micro-batch of the run in order, or does nothing and answers false when
+  // the run is too long to be walked (more than 2^24 record visits).
+  bool VisitAll(const std::function<void(const MicroBatch&)>& visit) const;
   // True when `step` is the last of an epoch (or of the run): validation runs after it.
   bool EndsEpoch(int64_t step) const;
   // The largest micro-batch of the run, in tokens, the most micro-batches in a step, and the most
@@ -64,6 +68,8 @@ class BatchSchedule {
   Range RangeOf(int64_t step) const;
   std::vector<int32_t> EpochOrder(int64_t epoch) const;
   std::vector<MicroBatch> Pack(std::vector<int32_t> records) const;
+  bool CanWalk() const;
+  void VisitSteps(const std::function<void(const std::vector<MicroBatch>&)>& visit) const;
   void FindLargest();
   void BoundLargest();
 

@@ -43,7 +43,7 @@ struct JobShape {
 
 // Frozen into the job's record. Equal text = equal bits on one machine.
 struct NumericPlan {
-  int32_t version = 1;
+  int32_t version = 2;
   std::string backend;              // cpu | cuda
   int64_t micro_batch_tokens = 0;   // capacity of a packed micro-batch
   std::vector<int64_t> buckets;     // token counts that a work item is rounded up to, ascending
@@ -53,7 +53,9 @@ struct NumericPlan {
   std::string blas_core;
 
   int64_t BucketFor(int64_t tokens) const;  // the smallest bucket >= tokens; 0 when none
-  std::string ToText() const;               // JSON, one line, keys sorted
+  // Rows of the head's products for so many supervised rows: a bucket, at most the item's own.
+  int64_t HeadRows(int64_t supervised) const { return supervised == 0 ? 0 : BucketFor(supervised); }
+  std::string ToText() const;  // JSON, one line, keys sorted
   static absl::StatusOr<NumericPlan> FromText(absl::string_view text);
 };
 

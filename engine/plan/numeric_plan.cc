@@ -23,7 +23,7 @@ constexpr int64_t kCudaMicroBatchTokens = 4096;
 constexpr int64_t kCudaMaxHeadSliceRows = 8192;
 constexpr int64_t kCudaRowTile = 64;
 constexpr int64_t kCudaHeadDims[] = {16, 32, 64, 96, 128, 256};
-constexpr int kNumericPlanVersion = 1;
+constexpr int kNumericPlanVersion = 2;  // 2: the head's rows in buckets
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -77,7 +77,6 @@ absl::Status JobRun::MakeSchedules() {
   }
   const TrainingConfig& t = setup_.training;
   rates_ = MakeLrSchedule(t.scheduler, t.learning_rate, t.warmup_ratio, steps_total());
-  plan_hash_ = PlanHash(setup_.numeric.ToText());
   return absl::OkStatus();
 }
 
@@ -156,12 +155,6 @@ absl::Status JobRun::FindState(FileSystem* fs) {
     host_.second_moment.assign(n, 0.0f);
     return absl::OkStatus();
   }
-  if (state->plan_hash != plan_hash_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", id(),
-                     ": its saved state was made under another numeric plan; it cannot go on with "
-                     "the same bits: submit it again"));
-  }
   if (static_cast<int64_t>(state->weights.size()) != n || state->step > steps_total()) {
     return absl::FailedPreconditionError(absl::StrCat("job ", id(), ": its saved state (step ",
                                                       state->step, ", ", state->weights.size(),
@@ -171,7 +164,38 @@ absl::Status JobRun::FindState(FileSystem* fs) {
   return absl::OkStatus();
 }
 
+absl::Status JobRun::Freeze(const std::string& algorithms) {
+  plan_hash_ = PlanHash(absl::StrCat(setup_.numeric.ToText(), algorithms));
+  if (!saved_plan_hash_.has_value() || *saved_plan_hash_ == plan_hash_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job ", id(),
+                   ": its saved state was made under another numeric plan; it cannot go on with "
+                   "the same bits: submit it again"));
+}
+
+std::set<RowCounts> JobRun::EveryRowCounts() const {
+  std::set<RowCounts> counts;
+  const NumericPlan& numeric = setup_.numeric;
+  const auto add = [&](const MicroBatch& micro_batch, bool train) {
+    counts.insert({numeric.BucketFor(micro_batch.tokens),
+                   numeric.HeadRows(CountStepTargets({micro_batch}, !train)), train});
+  };
+  if (validation_schedule_.has_value()) {
+    for (const MicroBatch& micro_batch : validation_schedule_->Step(1)) add(micro_batch, false);
+  }
+  const auto add_train = [&add](const MicroBatch& micro_batch) { add(micro_batch, true); };
+  if (setup_.prescribed != nullptr) {
+    for (const auto& step : setup_.prescribed->steps) {
+      std::for_each(step.begin(), step.end(), add_train);
+    }
+  } else if (!train_schedule_->VisitAll(add_train)) {
+    for (const int64_t bucket : numeric.buckets) counts.insert({bucket, bucket, true});
+  }
+  return counts;
+}
+
 void JobRun::TakeState(AdapterState state) {
+  saved_plan_hash_ = state.plan_hash;
   host_.weights = std::move(state.weights);
   host_.first_moment = std::move(state.exp_avg);
   host_.second_moment = std::move(state.exp_avg_sq);

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,11 +35,25 @@ struct StepProgress {
   std::vector<int32_t> bad_records;  // with a loss that is not finite
 };
 
+// The rows of an item: what the shapes of its products depend on.
+struct RowCounts {
+  int64_t tokens = 0;     // its bucket
+  int64_t head_rows = 0;  // NumericPlan::HeadRows of its supervised rows
+  bool train = true;
+  bool operator<(const RowCounts& o) const {
+    return std::tie(tokens, head_rows, train) < std::tie(o.tokens, o.head_rows, o.train);
+  }
+};
+
 class JobRun {
  public:
   // Errors: as Trainer::OpenJob, but for AlreadyExists.
   static absl::StatusOr<std::unique_ptr<JobRun>> Open(const ModelBase& base, FileSystem* fs,
                                                       JobSetup setup);
+
+  // Before anything else: what decides bits beside the numeric plan, as text. Errors:
+  // FailedPrecondition (the saved state was made under another plan).
+  absl::Status Freeze(const std::string& algorithms);
 
   const JobSetup& setup() const { return setup_; }
   const std::string& id() const { return setup_.job_id; }
@@ -50,6 +66,9 @@ class JobRun {
   // Supervised targets of all records of micro-batches.
   int64_t CountStepTargets(const std::vector<MicroBatch>& micro_batches, bool validation) const;
   double LearningRate(int64_t step) const;
+  // Of every micro-batch of the run and the validation (of every bucket, when the run is too long
+  // to be walked).
+  std::set<RowCounts> EveryRowCounts() const;
 
   // The job as the memory plan sees it, with the items of a request. Errors: FailedPrecondition
   // (not the next step or micro-batch), InvalidArgument (a range outside the step).
@@ -90,6 +109,7 @@ class JobRun {
   std::unique_ptr<Mirror> mirror_;
   std::unique_ptr<CheckpointStore> checkpoints_;
   uint64_t plan_hash_ = 0;
+  std::optional<uint64_t> saved_plan_hash_;
   HostState host_;
   int64_t steps_done_ = 0;
   int64_t optimizer_steps_ = 0;

@@ -55,6 +55,7 @@ absl::Status Loss::Run(const LogitsHook& hook) {
     env_.backend->RmsNormForward({gathered.data(), reinterpret_cast<const uint16_t*>(final_norm_),
                                   rows_[i].hidden, rows_[i].rstd, item.supervised(),
                                   env_.spec.hidden, static_cast<float>(env_.spec.rms_eps)});
+    ZeroTail(item, rows_[i]);
   }
   {
     SOUP_ASSIGN_OR_RETURN(ArenaBuffer logits,
@@ -70,6 +71,15 @@ absl::Status Loss::Run(const LogitsHook& hook) {
   return absl::OkStatus();
 }
 
+// The head's products take whole buckets of rows. Rows of zeros have logits of zero, which nothing
+// turns into probabilities, so they add nothing to anything.
+void Loss::ZeroTail(const PassItemState& item, const Rows& rows) {
+  const int64_t n = item.supervised(), tail = item.head_rows - n, h = env_.spec.hidden;
+  if (tail == 0) return;
+  env_.backend->FillZero(At(rows.hidden, n * h, env_.act_bytes), tail * h * env_.act_bytes);
+  if (item.train) env_.backend->FillZero(rows.grad + n * h, tail * h * kF32Bytes);
+}
+
 absl::Status Loss::Slice(int32_t slice, float* logits, const LogitsHook& hook) {
   const int64_t h = env_.spec.hidden, first = head_.first_row(slice), columns = head_.rows(slice);
   SOUP_ASSIGN_OR_RETURN(const std::byte* bf16, head_.Acquire(slice));
@@ -81,10 +91,10 @@ absl::Status Loss::Slice(int32_t slice, float* logits, const LogitsHook& hook) {
     const Rows& rows = rows_[i];
     const int64_t n = item.supervised();
     if (n == 0) continue;
-    kernels::GemmArgs g;  // logits [n, columns] = hidden [n, H] W^T
+    kernels::GemmArgs g;  // logits [head rows, columns] = hidden [head rows, H] W^T
     g.transpose_a = false;
     g.transpose_b = true;
-    g.M = n;
+    g.M = item.head_rows;
     g.N = columns;
     g.K = h;
     g.alpha = 1;
@@ -103,7 +113,7 @@ absl::Status Loss::Slice(int32_t slice, float* logits, const LogitsHook& hook) {
     env_.backend->LossSlice({logits, item.targets, rows.max, rows.sum, rows.target_logit, rows.grad,
                              n, h, first, columns, slice == 0, item.train});
     if (!item.train) continue;
-    g.transpose_b = false;  // grad [n, H] += p [n, columns] W
+    g.transpose_b = false;  // grad [head rows, H] += p [head rows, columns] W
     g.N = h;
     g.K = columns;
     g.beta = 1;

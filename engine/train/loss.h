@@ -2,7 +2,9 @@
 //
 // Supervised rows only: gathered, normed, then the head once by vocabulary slices with a running
 // maximum and sum (Milakov & Gimelshein, arXiv 1805.02867); logits never exist whole. The gradient
-// is scaled by 1 / (supervised targets of the whole step), so micro-batches just add up.
+// is scaled by 1 / (supervised targets of the whole step), so micro-batches just add up. The
+// products' rows are rounded up to one of the job's buckets, so that their shapes are known before
+// the run.
 #ifndef SOUP_ENGINE_TRAIN_LOSS_H_
 #define SOUP_ENGINE_TRAIN_LOSS_H_
 
@@ -48,8 +50,8 @@ class Loss {
   // Views of an item's loss buffers.
   struct Rows {
     std::vector<ArenaBuffer> owners;
-    std::byte* hidden = nullptr;  // act [n, H]: normed rows, then dh
-    float* grad = nullptr;        // [n, H]; train only
+    std::byte* hidden = nullptr;  // act [head rows, H]: normed rows, then dh
+    float* grad = nullptr;        // [head rows, H]; train only
     std::byte* target = nullptr;  // wt [n, H]; train only
     float* max = nullptr;
     float* sum = nullptr;
@@ -59,6 +61,7 @@ class Loss {
   };
   absl::Status TakeRows(const PassItemState& item, Rows& rows);
   void Gather(const PassItemState& item, std::byte* gathered);
+  void ZeroTail(const PassItemState& item, const Rows& rows);
   absl::Status Slice(int32_t slice, float* logits, const LogitsHook& hook);
   absl::Status Finish(PassItemState& item, Rows& rows, std::byte* gathered);
 

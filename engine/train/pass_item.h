@@ -86,6 +86,7 @@ struct PassItemState {
   float loss_scale = 0;  // 1 / supervised targets of the whole step
   ItemBatch batch;
   int64_t T = 0;
+  int64_t head_rows = 0;  // supervised() rounded up to a bucket: rows of the head's products
 
   // Device, i32: views of the index buffer.
   const int32_t* ids = nullptr;

@@ -39,6 +39,11 @@ absl::StatusOr<JobOpened> Trainer::OpenJob(JobSetup setup) {
   SOUP_ASSIGN_OR_RETURN(std::unique_ptr<JobRun> job,
                         JobRun::Open(rep_->base, rep_->options.file_system, std::move(setup)));
   JobOpened opened = job->opened();
+  SOUP_ASSIGN_OR_RETURN(const GemmPreparation gemms,
+                        rep_->PrepareGemms(job, job->EveryRowCounts()));
+  SOUP_RETURN_IF_ERROR(job->Freeze(gemms.fingerprint));
+  opened.gemms_tuned = gemms.tuned;
+  opened.gemm_tuning_seconds = gemms.seconds;
   const std::string id = job->id();
   rep_->jobs.emplace(id, std::move(job));
   return opened;

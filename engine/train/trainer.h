@@ -104,6 +104,9 @@ struct JobOpened {
   bool from_mirror = false;
   bool from_checkpoint = false;
   std::vector<std::string> warnings;
+  // Matrix products whose algorithms were timed now, and how long that took; kept ones are not.
+  int64_t gemms_tuned = 0;
+  double gemm_tuning_seconds = 0;
   // Step steps_done as it was told, or was to be told, when it was committed: whoever lost the
   // telling (a kill between commit and publication) finds it here. nullopt: fresh, or nothing
   // remembered.
@@ -181,7 +184,9 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // From the mirror, else from the newest whole checkpoint, else fresh. Errors: AlreadyExists,
+  // From the mirror, else from the newest whole checkpoint, else fresh. Where the backend chooses
+  // algorithms for matrix products, every product that the job can launch has one after this
+  // (Backend::PrepareGemms): none is chosen during a run. Errors: AlreadyExists,
   // InvalidArgument (a numeric plan of another backend, a dataset without targets, an adapter that
   // does not fit), and those of files.
   absl::StatusOr<JobOpened> OpenJob(JobSetup setup);

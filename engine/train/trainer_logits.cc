@@ -17,6 +17,9 @@ absl::StatusOr<std::vector<float>> Trainer::Logits(const std::string& job_id,
                                                    const Placement& placement) {
   SOUP_ASSIGN_OR_RETURN(JobRun * job, rep_->Find(job_id));
   const NumericPlan& numeric = job->setup().numeric;
+  const int64_t bucket = numeric.BucketFor(micro_batch.tokens);
+  SOUP_RETURN_IF_ERROR(
+      rep_->PrepareGemms(rep_->jobs.at(job_id), {{bucket, bucket, false}}).status());
   PassShare share;
   share.job = job;
   share.request.job_id = job_id;

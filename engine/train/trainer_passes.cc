@@ -101,6 +101,7 @@ std::vector<PassItemState> Trainer::Rep::MakeItems(const std::vector<PassShare>&
       item.loss_scale = static_cast<float>(1.0 / static_cast<double>(share.targets));
       item.batch = share.batches[i];
       item.T = item.batch.bucket;
+      item.head_rows = share.plan.numeric.HeadRows(item.supervised());
       items.push_back(std::move(item));
     }
   }

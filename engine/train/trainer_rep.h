@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +57,10 @@ struct Trainer::Rep {
   }
 
   absl::StatusOr<JobRun*> Find(const std::string& id) const;
+  // trainer_gemms.cc. The products of a job that is not among `jobs`, by a pass on a backend that
+  // runs nothing; and their preparation on the real one.
+  absl::StatusOr<GemmPreparation> PrepareGemms(std::unique_ptr<JobRun>& job,
+                                               const std::set<RowCounts>& counts);
   absl::StatusOr<PassShare> MakeShare(const WorkRequest& request) const;
   absl::Status FillShare(PassShare& share) const;
   absl::StatusOr<std::vector<PassShare>> MakeShares(const PassRequest& request, PassResult& result);

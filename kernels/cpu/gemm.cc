@@ -2,6 +2,7 @@
 
 #include <cblas.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace soup::kernels::cpu {
@@ -16,7 +17,15 @@ blasint Dim(int64_t value) {
 
 void Gemm(const GemmArgs& args, CpuContext& ctx) {
   SOUP_KERNEL_CHECK(args.beta == 0.0f || args.beta == 1.0f);
+  SOUP_KERNEL_CHECK(args.addend == nullptr || args.beta == 1.0f);
   if (args.M == 0 || args.N == 0) return;
+  if (args.addend != nullptr && args.addend != args.C) {
+    const float* from = static_cast<const float*>(args.addend);
+    float* to = static_cast<float*>(args.C);
+    for (int64_t i = 0; i < args.M; ++i) {
+      std::copy_n(from + i * args.ldc, args.N, to + i * args.ldc);
+    }
+  }
   // The count is the process's: another context may have set its own since.
   if (openblas_get_num_threads() != ctx.blas_threads()) {
     openblas_set_num_threads(ctx.blas_threads());

@@ -2,14 +2,12 @@
 // Contract in kernels/ops.h.
 //
 // Bits depend on the algorithm, so it is part of the numeric plan: one is chosen for each shape by
-// timing on random data before a run (Tune), exported as text into the machine profile, and
-// imported by later processes. Gemm never chooses: a shape that is not in the table is an error,
-// unless `Fallback::kHeuristic` was asked for (tests, tools), which takes the library's first.
-// Split-K algorithms that reduce through atomics are never taken; the others are bitwise
-// repeatable.
+// timing on random data before a run (Tune) and kept by the caller as text; later processes Adopt
+// it. Gemm never chooses: a shape without an algorithm is an error, unless `Fallback::kHeuristic`
+// was asked for (tests, tools), which takes the library's first. Split-K algorithms that reduce
+// through atomics are never taken; the others are bitwise repeatable, and Tune makes sure.
 //
-// Not thread-safe: one library a stream. The workspace is the caller's (from the arena) and is used
-// in stream order.
+// Not thread-safe: one library a stream. The workspace is the caller's and is used in stream order.
 #ifndef SOUP_KERNELS_CUDA_GEMM_H_
 #define SOUP_KERNELS_CUDA_GEMM_H_
 
@@ -23,6 +21,9 @@
 
 namespace soup::kernels::cuda {
 
+// Everything of a product that its algorithm depends on, as text: equal text, equal algorithm.
+std::string GemmKeyText(const GemmArgs& args);
+
 class GemmLibrary {
  public:
   enum class Fallback { kError, kHeuristic };
@@ -33,20 +34,26 @@ class GemmLibrary {
   GemmLibrary(const GemmLibrary&) = delete;
   GemmLibrary& operator=(const GemmLibrary&) = delete;
 
-  // Errors: cudaErrorNotReady (shape not tuned), cudaErrorNotSupported (fp32 operands A or B, beta
-  // neither 0 nor 1).
+  // Errors: cudaErrorNotReady (no algorithm for this shape), cudaErrorNotSupported (fp32 operands A
+  // or B, beta neither 0 nor 1).
   cudaError_t Gemm(const GemmArgs& args, cudaStream_t stream);
 
-  // Times up to `candidates` algorithms on the pointers in `args` (random data; C is overwritten)
-  // and keeps the fastest. Does nothing for a shape already in the table. Synchronises.
-  cudaError_t Tune(const GemmArgs& args, int candidates, int repeats, cudaStream_t stream);
+  // Times up to `candidates` algorithms in turns on the pointers in `args` (A and B random data; C
+  // is overwritten) and keeps the fastest; of those within one percent of it the one that the
+  // library names first. One that gives other bits on a second run is passed over. Does nothing for
+  // a shape that has an algorithm. Waits for the stream. Errors: cudaErrorNotSupported (no
+  // algorithm runs).
+  cudaError_t Tune(const GemmArgs& args, int candidates, cudaStream_t stream);
 
-  // One line a shape: key, then the algorithm as hex. Import ignores lines of another library
-  // version and counts the ones it took.
-  std::string Export() const;
-  int Import(const std::string& text);
-  // "13.0.2": part of every key.
-  std::string LibraryVersion() const;
+  // The algorithm of a shape as text; empty when it has none.
+  std::string Algorithm(const GemmArgs& args) const;
+  // Gives a shape the algorithm that an earlier process has chosen, in place of any other. Errors:
+  // cudaErrorInvalidValue (not such a text), cudaErrorNotSupported (this library refuses it).
+  cudaError_t Adopt(const GemmArgs& args, const std::string& algorithm);
+
+  int64_t shapes() const;  // that have an algorithm
+  // "13.0.2"
+  static std::string LibraryVersion();
 
  private:
   struct Rep;

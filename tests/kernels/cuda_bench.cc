@@ -222,16 +222,14 @@ void Products() {
       g.a_type = Operand::kAct;
       g.b_type = Operand::kWt;
       g.c_type = Operand::kAct;
-      Must(library->Tune(g, 12, 5, nullptr), "tune");
+      Must(library->Tune(g, 12, nullptr), "tune");
       const double ms = MedianMs([&] { Must(library->Gemm(g, nullptr), "gemm"); });
       std::printf("product %-8s M %-6lld       %8.3f ms  %7.1f TFLOPS\n", s.name,
                   static_cast<long long>(m), ms, 2e-9 * m * s.n * s.k / ms);
     }
   }
-  const std::string table = library->Export();
-  std::printf("%d shapes exported, cuBLASLt %s\n",
-              static_cast<int>(std::count(table.begin(), table.end(), '\n')),
-              library->LibraryVersion().c_str());
+  std::printf("%d shapes tuned, cuBLASLt %s\n", static_cast<int>(library->shapes()),
+              cuda::GemmLibrary::LibraryVersion().c_str());
 }
 
 void Norm() {

@@ -60,9 +60,11 @@ class CudaSameBits : public ::testing::Test {
   }
 
   // A fresh backend and trainer with the jobs open.
-  Engine Open(const std::vector<RandomJob>& jobs, const CudaBackendOptions& backend = {},
+  Engine Open(const std::vector<RandomJob>& jobs, CudaBackendOptions backend = {},
               const TrainerOptions& options = {}, const std::string& mirror = "") {
     Engine engine;
+    // Without a profile file each backend would time for itself, and the fastest may differ.
+    backend.heuristic_gemms = backend.gemm_profile_path.empty();
     absl::StatusOr<CudaBackend> cuda = MakeCudaBackend(backend);
     EXPECT_TRUE(cuda.ok()) << cuda.status();
     engine.backend = std::move(cuda->backend);
@@ -74,6 +76,7 @@ class CudaSameBits : public ::testing::Test {
       setup.mirror_dir = mirror;
       const auto opened = engine.trainer->OpenJob(std::move(setup));
       EXPECT_TRUE(opened.ok()) << opened.status();
+      if (opened.ok()) gemms_tuned_ += opened->gemms_tuned;
     }
     return engine;
   }
@@ -84,7 +87,36 @@ class CudaSameBits : public ::testing::Test {
     RunSteps(*e.trainer, job.id, 1, kSteps, placement, micro_batches);
     return Snapshot(*e.trainer, job.id);
   }
+
+  int64_t gemms_tuned_ = 0;  // by all that were opened
 };
+
+// Timed once, then kept: no choice is made twice, whatever runs between, and a job that opens
+// beside another one has the bits that it has alone.
+TEST_F(CudaSameBits, TunedProductsAreKept) {
+  const testing::TempDir dir;
+  CudaBackendOptions tuned;
+  tuned.gemm_profile_path = dir.path() + "/gemms";
+  const AdapterSnapshot reference = Alone(JobA(BaseFormat::kNf4), kLeast, -1, tuned);
+  EXPECT_GT(gemms_tuned_, 0);
+  gemms_tuned_ = 0;
+  for (const Placement& p : {kLeast, Place(3, Retention::kKeep, 3, true)}) {
+    EXPECT_TRUE(SameBits(reference, Alone(JobA(BaseFormat::kNf4), p, 1, tuned)));
+  }
+  EXPECT_EQ(gemms_tuned_, 0);
+  RandomJob b = JobB();
+  b.format = BaseFormat::kNf4;
+  Engine e = Open({JobA(BaseFormat::kNf4)}, tuned);
+  RunSteps(*e.trainer, "a", 1, 3, kLeast);
+  // Room for the operands of what b needs is made in the midst of a's run.
+  absl::StatusOr<CudaBackend> profile = MakeCudaBackend(tuned);
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  const auto opened = e.trainer->OpenJob(MakeJob(b, profile->profile));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_GT(opened->gemms_tuned, 0);
+  RunSteps(*e.trainer, "a", 4, kSteps, kLeast);
+  EXPECT_TRUE(SameBits(reference, Snapshot(*e.trainer, "a")));
+}
 
 TEST_F(CudaSameBits, PlacementsCutsAndRuns) {
   for (const BaseFormat format :
@@ -96,8 +128,7 @@ TEST_F(CudaSameBits, PlacementsCutsAndRuns) {
          {kLeast, Place(2, Retention::kKeep), Place(3, Retention::kRecompute, 1),
           Place(3, Retention::kKeep, 3, true), Place(3, Retention::kRecompute, 2, true)}) {
       EXPECT_TRUE(SameBits(reference, Alone(JobA(format), p)))
-          << p.slots << " slots, " << p.resident_layers << " resident, "
-          << RetentionText(p);
+          << p.slots << " slots, " << p.resident_layers << " resident, " << RetentionText(p);
     }
     EXPECT_TRUE(SameBits(reference, Alone(JobA(format), kLeast, 1)));
   }

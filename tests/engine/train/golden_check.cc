@@ -1,7 +1,10 @@
 // golden_check DIR: holds the engine against one folder of golden data (tests/golden/README.md).
 //
 //   golden_check DIR [--backend cpu|cuda] [--slots N] [--resident N] [--retention keep|recompute]
-//                    [--or-skip] [--format bf16] [--records N] [--relayout]
+//                    [--or-skip] [--format bf16] [--records N] [--relayout] [--gemm-profile FILE]
+//
+// With a profile the products run by algorithms timed here, or kept there; without, by the
+// library's first choice.
 //
 // A line a check, `name measured limit PASS|FAIL`; exit 1 on any FAIL, 2 when the check could not
 // be made (an unsupported family, a missing file).
@@ -36,6 +39,7 @@ struct Options {
   std::string folder;
   std::string backend = "cpu";
   std::string format = "bf16";
+  std::string gemm_profile;
   std::string retention = "recompute";
   int32_t slots = 2;
   int32_t resident = 0;
@@ -221,7 +225,10 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
   std::unique_ptr<Backend> backend;
   int64_t free_before = 0;
   if (options.backend == "cuda") {
-    absl::StatusOr<CudaBackend> made = MakeCudaBackend();
+    CudaBackendOptions cuda_options;
+    cuda_options.gemm_profile_path = options.gemm_profile;
+    cuda_options.heuristic_gemms = options.gemm_profile.empty();
+    absl::StatusOr<CudaBackend> made = MakeCudaBackend(cuda_options);
     if (!made.ok()) return SkipOr(options, made.status());
     CudaBackend cuda = *std::move(made);
     golden->profile = cuda.profile;
@@ -256,6 +263,7 @@ int main(int argc, char** argv) {
   CLI::App app("Holds the engine against one folder of golden data");
   app.add_option("dir", options.folder, "Folder of golden data")->required();
   app.add_option("--backend", options.backend, "cpu or cuda");
+  app.add_option("--gemm-profile", options.gemm_profile, "file of GEMM algorithms (cuda)");
   app.add_option("--format", options.format, "Storage of the base: bf16");
   app.add_option("--slots", options.slots, "Slots; 0 or more than the layers: every layer");
   app.add_option("--resident", options.resident, "Layers that keep their slot");

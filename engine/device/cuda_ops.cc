@@ -1,0 +1,129 @@
+#include "engine/device/cuda_ops.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/loss.h"
+#include "kernels/cuda/nf4_dequant.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/rope.h"
+
+namespace soup::engine {
+
+namespace cuda = kernels::cuda;
+
+void CudaOps::GatherRows(const kernels::GatherRowsArgs& a) {
+  if (a.T == 0) return;
+  if (reads_pinned_ && registrations_.Pinned(a.table)) {
+    Told(cuda::GatherRows(a, compute_.get()), "GatherRows");
+  } else {
+    GatherOnHost(a);
+  }
+}
+void CudaOps::Widen(const kernels::WidenArgs&) {
+  Keep(absl::InternalError("Widen: bf16 weights are used in place on CUDA")).IgnoreError();
+}
+void CudaOps::Nf4Dequant(const kernels::Nf4DequantArgs& a) {
+  Told(cuda::Nf4Dequant(a, compute_.get()), "Nf4Dequant");
+}
+void CudaOps::RmsNormForward(const kernels::RmsNormForwardArgs& a) {
+  Told(cuda::RmsNormForward(a, compute_.get()), "RmsNormForward");
+}
+void CudaOps::RmsNormBackward(const kernels::RmsNormBackwardArgs& a) {
+  Told(cuda::RmsNormBackward(a, compute_.get()), "RmsNormBackward");
+}
+void CudaOps::Rope(const kernels::RopeArgs& a) { Told(cuda::Rope(a, compute_.get()), "Rope"); }
+void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
+  const auto tiles = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
+  if (!Keep(tiles.status()).ok()) return;
+  Told(cuda::AttentionForward(a, {}, *tiles, attention_, compute_.get()), "AttentionForward");
+}
+void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
+                                const AttentionScratch& scratch) {
+  const auto found = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
+  if (!Keep(found.status()).ok()) return;
+  cuda::AttentionTiles tiles = *found;
+  const int64_t group = a.Hq / a.Hkv;
+  // No more blocks than the plan has room for, and none of them without a head.
+  int64_t split = std::min<int64_t>(tiles.kv_split, scratch.most_split);
+  while (split > 1 && (group + split - 1) / split * (split - 1) >= group) --split;
+  tiles.kv_split = static_cast<int32_t>(split);
+  tiles.partials = scratch.partials;
+  Told(cuda::AttentionBackward(a, {}, tiles, attention_, compute_.get()), "AttentionBackward");
+}
+void CudaOps::SwigluForward(const kernels::SwigluForwardArgs& a) {
+  Told(cuda::SwigluForward(a, compute_.get()), "SwigluForward");
+}
+void CudaOps::SwigluBackward(const kernels::SwigluBackwardArgs& a) {
+  Told(cuda::SwigluBackward(a, compute_.get()), "SwigluBackward");
+}
+void CudaOps::Gemm(const kernels::GemmArgs& a) {
+  const cudaError_t error = gemms_->Gemm(a, compute_.get());
+  if (error == cudaSuccess) return;
+  if (error == cudaErrorNotReady) {
+    Keep(absl::InternalError(absl::StrCat("the product ", cuda::GemmKeyText(a),
+                                          " was not prepared before the run")))
+        .IgnoreError();
+    return;
+  }
+  Told(error, absl::StrCat("Gemm ", cuda::GemmKeyText(a)));
+}
+absl::StatusOr<GemmPreparation> CudaOps::PrepareGemms(
+    absl::Span<const kernels::GemmArgs> products, const std::function<absl::Status()>& make_room) {
+  absl::StatusOr<GemmPreparation> prepared = gemms_->Prepare(products, make_room, compute_.get());
+  // An allocation that failed must not be told as the error of a later launch.
+  if (!prepared.ok()) cudaGetLastError();
+  return prepared;
+}
+void CudaOps::Axpy(const kernels::AxpyArgs& a) { Told(cuda::Axpy(a, compute_.get()), "Axpy"); }
+void CudaOps::Dropout(const kernels::DropoutArgs& a) {
+  Told(cuda::Dropout(a, compute_.get()), "Dropout");
+}
+void CudaOps::GatherActRows(const kernels::GatherActRowsArgs& a) {
+  Told(cuda::GatherActRows(a, compute_.get()), "GatherActRows");
+}
+void CudaOps::ScatterActRows(const kernels::ScatterActRowsArgs& a) {
+  Told(cuda::ScatterActRows(a, compute_.get()), "ScatterActRows");
+}
+void CudaOps::LossSlice(const kernels::LossSliceArgs& a) {
+  Told(cuda::LossSlice(a, compute_.get()), "LossSlice");
+}
+void CudaOps::LossTargetRows(const kernels::LossTargetRowsArgs& a) {
+  Told(cuda::LossTargetRows(a, compute_.get()), "LossTargetRows");
+}
+void CudaOps::LossFinish(const kernels::LossFinishArgs& a) {
+  Told(cuda::LossFinish(a, compute_.get()), "LossFinish");
+}
+void CudaOps::SumSquares(const kernels::SumSquaresArgs& a) {
+  Told(cuda::SumSquares(a, partial_sums_, compute_.get()), "SumSquares");
+}
+void CudaOps::AdamW(const kernels::AdamWArgs& a) { Told(cuda::AdamW(a, compute_.get()), "AdamW"); }
+void CudaOps::NarrowToBf16(const float* src, void* dst, int64_t n) {
+  Told(cuda::NarrowToBf16(src, dst, n, compute_.get()), "NarrowToBf16");
+}
+
+// For a table that the device cannot read: waits for the ids, gathers here, copies the rows.
+void CudaOps::GatherOnHost(const kernels::GatherRowsArgs& a) {
+  std::vector<int32_t> ids(static_cast<size_t>(a.T));
+  if (!Check(cudaMemcpyAsync(ids.data(), a.ids, ids.size() * sizeof(int32_t),
+                             cudaMemcpyDeviceToHost, compute_.get()),
+             "GatherRows")
+           .ok() ||
+      !Check(cudaStreamSynchronize(compute_.get()), "GatherRows").ok()) {
+    return;
+  }
+  std::vector<uint16_t> rows(static_cast<size_t>(a.T * a.H));
+  for (int64_t t = 0; t < a.T; ++t) {
+    std::copy_n(a.table + ids[static_cast<size_t>(t)] * a.H, a.H, rows.begin() + t * a.H);
+  }
+  Told(cudaMemcpyAsync(a.y, rows.data(), rows.size() * sizeof(uint16_t), cudaMemcpyHostToDevice,
+                       compute_.get()),
+       "GatherRows");
+  Told(cudaStreamSynchronize(compute_.get()), "GatherRows");  // `rows` dies here
+}
+
+}  // namespace soup::engine

@@ -1,0 +1,76 @@
+// The op launchers of the CUDA backend; memory, streams and events are cuda_backend.cc's. Internal
+// to engine/device. Not thread-safe.
+#ifndef SOUP_ENGINE_DEVICE_CUDA_OPS_H_
+#define SOUP_ENGINE_DEVICE_CUDA_OPS_H_
+
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "engine/device/backend.h"
+#include "engine/device/cuda_attention_tiles.h"
+#include "engine/device/cuda_gemms.h"
+#include "engine/device/cuda_handles.h"
+#include "engine/device/cuda_memory.h"
+
+namespace soup::engine {
+
+class CudaOps : public Backend {
+ public:
+  void GatherRows(const kernels::GatherRowsArgs& args) override;
+  void Widen(const kernels::WidenArgs& args) override;
+  void Nf4Dequant(const kernels::Nf4DequantArgs& args) override;
+  void RmsNormForward(const kernels::RmsNormForwardArgs& args) override;
+  void RmsNormBackward(const kernels::RmsNormBackwardArgs& args) override;
+  void Rope(const kernels::RopeArgs& args) override;
+  void AttentionForward(const kernels::AttentionForwardArgs& args) override;
+  void AttentionBackward(const kernels::AttentionBackwardArgs& args,
+                         const AttentionScratch& scratch) override;
+  void SwigluForward(const kernels::SwigluForwardArgs& args) override;
+  void SwigluBackward(const kernels::SwigluBackwardArgs& args) override;
+  void Gemm(const kernels::GemmArgs& args) override;
+  bool chooses_gemms() const override { return gemms_->chooses(); }
+  absl::StatusOr<GemmPreparation> PrepareGemms(
+      absl::Span<const kernels::GemmArgs> products,
+      const std::function<absl::Status()>& make_room) override;
+  void Axpy(const kernels::AxpyArgs& args) override;
+  void Dropout(const kernels::DropoutArgs& args) override;
+  void GatherActRows(const kernels::GatherActRowsArgs& args) override;
+  void ScatterActRows(const kernels::ScatterActRowsArgs& args) override;
+  void LossSlice(const kernels::LossSliceArgs& args) override;
+  void LossTargetRows(const kernels::LossTargetRowsArgs& args) override;
+  void LossFinish(const kernels::LossFinishArgs& args) override;
+  void SumSquares(const kernels::SumSquaresArgs& args) override;
+  void AdamW(const kernels::AdamWArgs& args) override;
+  void NarrowToBf16(const float* src, void* dst, int64_t n) override;
+
+ protected:
+  // What the launchers work with; filled by the backend at its start.
+  CudaStream compute_;
+  kernels::cuda::AttentionDevice attention_;
+  CudaAttentionTiles tiles_;
+  std::unique_ptr<CudaGemms> gemms_;
+  double* partial_sums_ = nullptr;  // device, kSumSquaresPartials
+  CudaHostRegistrations registrations_;
+  bool reads_pinned_ = false;  // the device reads pinned host memory by its host address
+  absl::Status status_;        // the first error; it sticks
+
+  absl::Status Keep(absl::Status status) {
+    if (status_.ok() && !status.ok()) status_ = status;
+    return status;
+  }
+  absl::Status Check(cudaError_t error, absl::string_view what) {
+    return error == cudaSuccess ? absl::OkStatus() : Keep(CudaStatus(error, what));
+  }
+  // The error sticks: status() tells it.
+  void Told(cudaError_t error, absl::string_view what) { Check(error, what).IgnoreError(); }
+
+ private:
+  void GatherOnHost(const kernels::GatherRowsArgs& args);
+};
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DEVICE_CUDA_OPS_H_

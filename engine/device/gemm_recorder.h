@@ -1,0 +1,85 @@
+// A backend that runs nothing and notes which matrix products it is asked for: a pass driven on it
+// tells the products of that pass, by the code that will launch them. Device memory is addresses
+// without storage; copies and events are done at once. Not thread-safe.
+#ifndef SOUP_ENGINE_DEVICE_GEMM_RECORDER_H_
+#define SOUP_ENGINE_DEVICE_GEMM_RECORDER_H_
+
+#include <array>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/device/backend.h"
+
+namespace soup::engine {
+
+class GemmRecorder final : public Backend {
+ public:
+  // Looks like `model`: its name and types.
+  explicit GemmRecorder(const Backend& model)
+      : name_(model.name()), act_(model.activation_type()), wt_(model.weight_type()) {}
+
+  // Each different product once, in the order of its first launch. Pointers are not to be read.
+  const std::vector<kernels::GemmArgs>& products() const { return products_; }
+
+  const char* name() const override { return name_.c_str(); }
+  DType activation_type() const override { return act_; }
+  DType weight_type() const override { return wt_; }
+  absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override;
+  void RegisterHostMemory(const void*, int64_t) override {}
+  void UnregisterHostMemory() override {}
+  StreamView compute_stream() override { return {StreamKind::kCompute, nullptr}; }
+  StreamView copy_stream() override { return {StreamKind::kCopy, nullptr}; }
+  Event MakeEvent() override { return Event(std::make_shared<EventRep>()); }
+  Event MakeTimedEvent() override { return MakeEvent(); }
+  absl::StatusOr<double> SecondsBetween(const Event&, const Event&) override { return 0.0; }
+  absl::Status Record(Event&, StreamView) override { return absl::OkStatus(); }
+  absl::Status Wait(StreamView, const Event&) override { return absl::OkStatus(); }
+  absl::Status HostWait(const Event&, absl::Duration) override { return absl::OkStatus(); }
+  absl::Status Synchronize(absl::Duration) override { return absl::OkStatus(); }
+  absl::Status status() const override { return absl::OkStatus(); }
+  BackendCounters counters() const override { return {}; }
+  absl::Status CopyToDeviceAsync(void*, const void*, int64_t, StreamView) override {
+    return absl::OkStatus();
+  }
+  absl::Status CopyToHostAsync(void*, const void*, int64_t) override { return absl::OkStatus(); }
+  void CopyOnDevice(void*, const void*, int64_t) override {}
+  void FillZero(void*, int64_t) override {}
+  void GatherRows(const kernels::GatherRowsArgs&) override {}
+  void Widen(const kernels::WidenArgs&) override {}
+  void Nf4Dequant(const kernels::Nf4DequantArgs&) override {}
+  void RmsNormForward(const kernels::RmsNormForwardArgs&) override {}
+  void RmsNormBackward(const kernels::RmsNormBackwardArgs&) override {}
+  void Rope(const kernels::RopeArgs&) override {}
+  void AttentionForward(const kernels::AttentionForwardArgs&) override {}
+  void AttentionBackward(const kernels::AttentionBackwardArgs&, const AttentionScratch&) override {}
+  void SwigluForward(const kernels::SwigluForwardArgs&) override {}
+  void SwigluBackward(const kernels::SwigluBackwardArgs&) override {}
+  void Gemm(const kernels::GemmArgs& args) override;
+  bool chooses_gemms() const override { return false; }
+  absl::StatusOr<GemmPreparation> PrepareGemms(absl::Span<const kernels::GemmArgs>,
+                                               const std::function<absl::Status()>&) override {
+    return GemmPreparation();
+  }
+  void Axpy(const kernels::AxpyArgs&) override {}
+  void Dropout(const kernels::DropoutArgs&) override {}
+  void GatherActRows(const kernels::GatherActRowsArgs&) override {}
+  void ScatterActRows(const kernels::ScatterActRowsArgs&) override {}
+  void LossSlice(const kernels::LossSliceArgs&) override {}
+  void LossTargetRows(const kernels::LossTargetRowsArgs&) override {}
+  void LossFinish(const kernels::LossFinishArgs&) override {}
+  void SumSquares(const kernels::SumSquaresArgs&) override {}
+  void AdamW(const kernels::AdamWArgs&) override {}
+  void NarrowToBf16(const float*, void*, int64_t) override {}
+
+ private:
+  const std::string name_;
+  const DType act_, wt_;
+  std::set<std::array<int64_t, 8>> known_;
+  std::vector<kernels::GemmArgs> products_;
+};
+
+}  // namespace soup::engine
+
+#endif  // SOUP_ENGINE_DEVICE_GEMM_RECORDER_H_
