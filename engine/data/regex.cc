@@ -8,8 +8,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/unicode.h"
+#include "engine/data/unicode_recent.h"
 
 namespace soup::engine {
 namespace {
@@ -21,10 +23,21 @@ constexpr char kSpaceRanges[] =
 constexpr size_t kMaxPatternBytes = 64 << 10;
 constexpr uint32_t kMatchLimit = 50'000'000;
 
-// Rewrites an Oniguruma pattern for PCRE2, or says what it cannot.
+// The recent characters of a general category ("L", "Lu", ...), as members of a class.
+std::string RecentMembers(absl::string_view category) {
+  std::string out;
+  for (const RecentCharacters& r : RecentTable()) {
+    if (absl::StartsWith(r.category, category))
+      absl::StrAppend(&out, absl::StrFormat("\\x{%x}-\\x{%x}", r.first, r.last));
+  }
+  return out;
+}
+
+// Rewrites an Oniguruma pattern for PCRE2, or says what it cannot. `recent`: for texts that hold
+// characters newer than PCRE2's tables.
 class Translator {
  public:
-  explicit Translator(absl::string_view in) : in_(in) {}
+  Translator(absl::string_view in, bool recent) : in_(in), recent_(recent) {}
 
   absl::StatusOr<std::string> Run() {
     while (at_ < in_.size()) {
@@ -63,8 +76,18 @@ class Translator {
       const size_t close = in_.find('}', at_);
       if (at_ + 2 >= in_.size() || in_[at_ + 2] != '{' || close == absl::string_view::npos)
         return Refuse("a property without braces");
-      absl::StrAppend(&out_, in_.substr(at_, close + 1 - at_));
+      const absl::string_view property = in_.substr(at_, close + 1 - at_);
       at_ = close + 1;
+      const std::string members =
+          recent_ ? RecentMembers(property.substr(3, property.size() - 4)) : "";
+      // "\P" among others in a class has no such spelling; it is left to PCRE2's tables.
+      if (members.empty() || (c == 'P' && in_class)) {
+        absl::StrAppend(&out_, property);
+      } else if (in_class) {
+        absl::StrAppend(&out_, property, members);
+      } else {
+        absl::StrAppend(&out_, c == 'P' ? "[^\\p" : "[\\p", property.substr(2), members, "]");
+      }
       return absl::OkStatus();
     } else if (c == 'v') {
       out_ += "\\x{0b}";
@@ -130,43 +153,56 @@ class Translator {
   }
 
   absl::string_view in_;
+  bool recent_;
   size_t at_ = 0;
   std::string out_;
 };
 
 }  // namespace
 
+struct Regex::Code {
+  pcre2_code* code = nullptr;
+  bool jit = false;
+};
+
 struct Regex::Rep {
   std::string pattern;
-  pcre2_code* code = nullptr;
+  Code plain;
+  Code recent;  // for texts with characters newer than PCRE2's tables; null: the same
   pcre2_match_context* context = nullptr;
-  bool jit = false;
 };
 
 Regex::Regex() : rep_(std::make_unique<Rep>()) {}
 
 Regex::~Regex() {
   pcre2_match_context_free(rep_->context);
-  pcre2_code_free(rep_->code);
+  pcre2_code_free(rep_->plain.code);
+  pcre2_code_free(rep_->recent.code);
 }
 
-absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(const std::string& pattern,
-                                                      unsigned options) {
-  std::unique_ptr<Regex> out(new Regex);
-  Rep& rep = *out->rep_;
-  rep.pattern = pattern;
+absl::Status Regex::Compile(const std::string& pattern, unsigned options, Code* out) {
   int error = 0;
   PCRE2_SIZE at = 0;
-  rep.code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                           options | PCRE2_UTF, &error, &at, nullptr);
-  if (rep.code == nullptr) {
+  out->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                            options | PCRE2_UTF, &error, &at, nullptr);
+  if (out->code == nullptr) {
     PCRE2_UCHAR message[256];
     pcre2_get_error_message(error, message, sizeof message);
     return absl::InvalidArgumentError(absl::StrCat(
         "pattern '", pattern, "' does not compile: ", reinterpret_cast<const char*>(message),
         " (at byte ", at, ")"));
   }
-  rep.jit = pcre2_jit_compile(rep.code, PCRE2_JIT_COMPLETE) == 0;
+  out->jit = pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE) == 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Regex>> Regex::Make(const std::string& plain,
+                                                   const std::string& recent, unsigned options) {
+  std::unique_ptr<Regex> out(new Regex);
+  Rep& rep = *out->rep_;
+  rep.pattern = plain;
+  SOUP_RETURN_IF_ERROR(Compile(plain, options, &rep.plain));
+  if (!recent.empty()) SOUP_RETURN_IF_ERROR(Compile(recent, options, &rep.recent));
   rep.context = pcre2_match_context_create(nullptr);
   if (rep.context == nullptr) return absl::ResourceExhaustedError("no memory for a pattern");
   pcre2_set_match_limit(rep.context, kMatchLimit);
@@ -180,22 +216,24 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Create(absl::string_view pattern) 
         "a pattern of ", pattern.size(), " bytes is over the limit of ", kMaxPatternBytes));
   }
   if (FindInvalidUtf8(pattern)) return absl::InvalidArgumentError("a pattern is not UTF-8");
-  SOUP_ASSIGN_OR_RETURN(const std::string translated, Translator(pattern).Run());
-  return Compile(translated, PCRE2_UCP);
+  SOUP_ASSIGN_OR_RETURN(const std::string plain, Translator(pattern, false).Run());
+  SOUP_ASSIGN_OR_RETURN(const std::string recent, Translator(pattern, true).Run());
+  return Make(plain, recent == plain ? "" : recent, PCRE2_UCP);
 }
 
 absl::StatusOr<std::unique_ptr<Regex>> Regex::CreateLiteral(absl::string_view text) {
   if (text.empty()) return absl::InvalidArgumentError("an empty pattern");
-  return Compile(std::string(text), PCRE2_LITERAL);
+  return Make(std::string(text), "", PCRE2_LITERAL);
 }
 
 bool Regex::MayMatchNothing() const {
   uint32_t yes = 1;
-  return pcre2_pattern_info(rep_->code, PCRE2_INFO_MATCHEMPTY, &yes) != 0 || yes != 0;
+  return pcre2_pattern_info(rep_->plain.code, PCRE2_INFO_MATCHEMPTY, &yes) != 0 || yes != 0;
 }
 
 absl::Status Regex::FindAll(absl::string_view text, std::vector<MatchSpan>* out) const {
   out->clear();
+  const Code& code = rep_->recent.code != nullptr && HasRecent(text) ? rep_->recent : rep_->plain;
   std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(
       pcre2_match_data_create(1, nullptr), &pcre2_match_data_free);
   if (data == nullptr) return absl::ResourceExhaustedError("no memory for a match");
@@ -203,11 +241,11 @@ absl::Status Regex::FindAll(absl::string_view text, std::vector<MatchSpan>* out)
   const PCRE2_SIZE* span = pcre2_get_ovector_pointer(data.get());
   for (size_t at = 0; at < text.size();) {
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
-    if (rep_->jit) {
-      rc = pcre2_jit_match(rep_->code, subject, text.size(), at, 0, data.get(), rep_->context);
+    if (code.jit) {
+      rc = pcre2_jit_match(code.code, subject, text.size(), at, 0, data.get(), rep_->context);
     }
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {  // the interpreter keeps its stack on the heap
-      rc = pcre2_match(rep_->code, subject, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+      rc = pcre2_match(code.code, subject, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
                        data.get(), rep_->context);
     }
     if (rc == PCRE2_ERROR_NOMATCH) break;

@@ -35,8 +35,10 @@ class Regex {
 
  private:
   Regex();
-  static absl::StatusOr<std::unique_ptr<Regex>> Compile(const std::string& pattern,
-                                                        unsigned options);
+  struct Code;
+  static absl::Status Compile(const std::string& pattern, unsigned options, Code* out);
+  static absl::StatusOr<std::unique_ptr<Regex>> Make(const std::string& plain,
+                                                     const std::string& recent, unsigned options);
   struct Rep;
   std::unique_ptr<Rep> rep_;
 };

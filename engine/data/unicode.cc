@@ -5,9 +5,16 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/data/unicode_recent.h"
 
 namespace soup::engine {
 namespace {
+
+// In the order of utf8proc_category_t.
+constexpr const char* kCategoryNames[] = {
+    "Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
+    "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co"};
 
 // Bytes of the well-formed character at p, or 0. *bad: bytes of the maximal ill-formed part.
 size_t WellFormedLength(const unsigned char* p, size_t n, size_t* bad) {
@@ -40,7 +47,40 @@ size_t WellFormedLength(const unsigned char* p, size_t n, size_t* bad) {
 }
 
 utf8proc_category_t Category(char32_t c) {
+  if (const RecentCharacters* recent = FindRecent(c)) {
+    for (int k = UTF8PROC_CATEGORY_LU; k <= UTF8PROC_CATEGORY_CO; ++k) {
+      if (absl::string_view(kCategoryNames[k]) == recent->category)
+        return static_cast<utf8proc_category_t>(k);
+    }
+  }
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
+}
+
+absl::Status AppendNormalized(absl::string_view text, NormalForm form, std::string* out) {
+  // ASCII is its own normal form.
+  bool ascii = true;
+  for (char c : text) ascii &= static_cast<signed char>(c) >= 0;
+  if (ascii) {
+    out->append(text.data(), text.size());
+    return absl::OkStatus();
+  }
+  int options = UTF8PROC_STABLE;
+  const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
+  options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+  if (form == NormalForm::kNfkc || form == NormalForm::kNfkd) options |= UTF8PROC_COMPAT;
+  utf8proc_uint8_t* made = nullptr;
+  const utf8proc_ssize_t n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                          static_cast<utf8proc_ssize_t>(text.size()), &made,
+                                          static_cast<utf8proc_option_t>(options));
+  if (n == UTF8PROC_ERROR_NOMEM)
+    return absl::ResourceExhaustedError("no memory to normalise a text");
+  if (n < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot normalise a text: ", utf8proc_errmsg(n)));
+  }
+  out->append(reinterpret_cast<const char*>(made), static_cast<size_t>(n));
+  std::free(made);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -195,27 +235,19 @@ char32_t ToTitle(char32_t c) {
 }
 
 absl::StatusOr<std::string> Normalize(absl::string_view text, NormalForm form) {
-  // ASCII is its own normal form.
-  bool ascii = true;
-  for (char c : text) ascii &= static_cast<signed char>(c) >= 0;
-  if (ascii) return std::string(text);
-  int options = UTF8PROC_STABLE;
-  const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
-  options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
-  if (form == NormalForm::kNfkc || form == NormalForm::kNfkd) options |= UTF8PROC_COMPAT;
-  utf8proc_uint8_t* out = nullptr;
-  const utf8proc_ssize_t n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                          static_cast<utf8proc_ssize_t>(text.size()), &out,
-                                          static_cast<utf8proc_option_t>(options));
-  if (n == UTF8PROC_ERROR_NOMEM)
-    return absl::ResourceExhaustedError("no memory to normalise a text");
-  if (n < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot normalise a text: ", utf8proc_errmsg(n)));
+  std::string out;
+  out.reserve(text.size());
+  size_t begin = 0;
+  for (size_t i = 0, n; i < text.size(); i += n) {
+    n = 1;
+    if (static_cast<signed char>(text[i]) >= 0) continue;
+    if (!IsTooRecentToNormalize(DecodeUtf8(text, i, &n))) continue;
+    SOUP_RETURN_IF_ERROR(AppendNormalized(text.substr(begin, i - begin), form, &out));
+    out.append(text.data() + i, n);
+    begin = i + n;
   }
-  std::string result(reinterpret_cast<const char*>(out), static_cast<size_t>(n));
-  std::free(out);
-  return result;
+  SOUP_RETURN_IF_ERROR(AppendNormalized(text.substr(begin), form, &out));
+  return out;
 }
 
 }  // namespace soup::engine

@@ -103,8 +103,11 @@ def variations(base):
     yield "fused unk", dict(base, model=dict(model, vocab=unk, merges=merges, unk_token="<unk>", fuse_unk=True))
 
 
-# Characters that every Unicode version in use here agrees on: assigned in 9.0 or before. Python's own table is newer;
-# what came later is left out by block.
+# Of Unicode 14, and of 15 and 16.
+NEWER = [*range(0x870, 0x888), 0x0cf3, 0x1c89, 0x1c8a, 0x2427, *range(0x105c0, 0x105f0, 3), *range(0x10d40, 0x10d80, 3), *range(0x11f00, 0x11f59, 3), *range(0x13460, 0x143f0, 300), *range(0x1e4d0, 0x1e4f9, 2), 0x1fa75, 0x1fae9, *range(0x31350, 0x32390, 300), *range(0x2ebf0, 0x2ee50, 99),
+         0x8ca, 0xc3c, 0x1ac1, 0x1df6, 0x32ff, 0xa7f2, 0xab69, 0x105d2, 0x307, 0x11935, 0x11930, 0x11938, 0x11f42, 0x16121, 0x1611f, 0x1e4ec, 0x1e4ee, 0x1fbf0]
+
+
 def characters():
     ranges = [(0x20, 0x7f), (0xa0, 0x250), (0x250, 0x370), (0x370, 0x400), (0x400, 0x530), (0x5d0, 0x5eb), (0x620, 0x660), (0x660, 0x66a), (0x900, 0x950), (0x966, 0x970), (0xe01, 0xe3b), (0x1100, 0x1160),
               (0x1e00, 0x1f00), (0x2000, 0x2030), (0x2070, 0x2095), (0x20a0, 0x20be), (0x2150, 0x2189), (0x2460, 0x24ea), (0x3000, 0x3030), (0x3041, 0x3097), (0x30a0, 0x30ff), (0x4e00, 0x4f00), (0xac00, 0xad00), (0xff01, 0xff5f),
@@ -119,9 +122,11 @@ def texts(rng, corpus, count):
     yield from ["", " ", "\n\n  \n", "a" * 5000, " " * 300 + "x", "\n" * 300, "ab" * 2000, "9" * 1000]
     for _ in range(count):
         kind = rng.random()
-        if kind < 0.1:
+        if kind < 0.05:  # code points of all planes
             planes = [0x110000, 0x10000, 0x3000, 0x20000]
             yield "".join(chr(c) for c in (rng.randrange(rng.choice(planes)) for _ in range(rng.randrange(1, 16))) if not 0xd800 <= c < 0xe000)
+        elif kind < 0.1:
+            yield "".join(rng.choice(words) if rng.random() < 0.3 else chr(rng.choice(NEWER)) for _ in range(rng.randrange(1, 12)))
         elif kind < 0.4:
             yield "".join(rng.choice(words) if rng.random() < 0.6 else rng.choice(spaces) for _ in range(rng.randrange(1, 12)))
         elif kind < 0.6:
