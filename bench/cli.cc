@@ -38,6 +38,8 @@ std::unique_ptr<CLI::App> MakeApp(Options& o) {
       "soup-bench: the ceilings of this machine, then real training steps on a synthetic base");
   app->add_option("--backend", o.machine.backend, "cpu or cuda")->required();
   app->add_option("--device", o.machine.device, "CUDA's number of the device");
+  app->add_option("--gemm-profile", o.machine.gemm_profile_path,
+                  "cuda: file of the GEMM algorithms, read and added to");
   app->add_option("--threads", o.machine.cpu_threads, "of the CPU backend; 0: the host's");
   for (const Setting& s : Settings()) {
     app->add_option_function<std::string>(
@@ -105,13 +107,15 @@ absl::StatusOr<std::vector<int32_t>> SweepBatches(const Options& o) {
 
 class Bench {
  public:
-  Bench(RowRunner* runner, Report* report) : runner_(*runner), report_(*report) {}
+  Bench(RowRunner* runner, Report* report, std::string json_file)
+      : runner_(*runner), report_(*report), json_file_(std::move(json_file)) {}
 
   absl::Status Row(const RowSpec& spec, const std::vector<Ablation>& ablations) {
     for (const Ablation& ablation : ablations) {
       SOUP_ASSIGN_OR_RETURN(RowResult row, runner_.Run(spec, ablation));
       Print(row);
       report_.rows.push_back(std::move(row));
+      SOUP_RETURN_IF_ERROR(WriteJson());
     }
     return absl::OkStatus();
   }
@@ -134,11 +138,23 @@ class Bench {
     SOUP_ASSIGN_OR_RETURN(sweep.fit, FitLine(points));
     std::printf("%s", SweepLine(sweep).c_str());
     report_.sweeps.push_back(std::move(sweep));
-    return absl::OkStatus();
+    return WriteJson();
+  }
+
+  // After every row: what was measured is kept, whatever happens to the run.
+  absl::Status WriteJson() const {
+    if (json_file_.empty()) return absl::OkStatus();
+    std::ofstream out(json_file_);
+    out << ToJson(report_) << "\n";
+    out.close();
+    if (out.good()) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("--json ", json_file_, ": cannot be written"));
   }
 
  private:
-  static void Print(const RowResult& row) {
+  void Print(const RowResult& row) {
+    const std::string note = runner_.TakeBaseNote();
+    if (!note.empty()) std::printf("# %s\n", note.c_str());
     std::printf("%s", RowLine(row).c_str());
     if (row.breakdown.has_value()) std::printf("%s", BreakdownLine(row).c_str());
     std::fflush(stdout);
@@ -146,16 +162,8 @@ class Bench {
 
   RowRunner& runner_;
   Report& report_;
+  const std::string json_file_;
 };
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  if (path.empty()) return absl::OkStatus();
-  std::ofstream out(path);
-  out << text << "\n";
-  out.close();
-  return out.good() ? absl::OkStatus()
-                    : absl::UnavailableError(absl::StrCat("--json ", path, ": cannot be written"));
-}
 
 int Told(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "soup-bench: %s\n", std::string(status.message()).c_str());
@@ -181,7 +189,8 @@ int RunBench(const Options& o, const std::vector<RowSpec>& rows,
   RowRunner runner(machine->backend.get(), machine->profile, options);
   std::printf("%s\n%s", CeilingsTable(report.profile).c_str(), RowHeader().c_str());
   std::fflush(stdout);
-  Bench bench(&runner, &report);
+  Bench bench(&runner, &report, o.json_file);
+  if (const absl::Status written = bench.WriteJson(); !written.ok()) return Told(written, 2);
   int exit_code = 0;
   for (const RowSpec& row : rows) {
     const absl::Status ran =
@@ -190,9 +199,7 @@ int RunBench(const Options& o, const std::vector<RowSpec>& rows,
     exit_code = Told(ran, 1);
     if (!o.keep_going) break;
   }
-  // What was measured is kept, whatever failed after it.
-  const absl::Status written = WriteFile(o.json_file, ToJson(report));
-  return written.ok() ? exit_code : Told(written, 1);
+  return exit_code;
 }
 
 }  // namespace

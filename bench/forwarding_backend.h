@@ -4,6 +4,7 @@
 #define SOUP_BENCH_FORWARDING_BACKEND_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "engine/device/backend.h"
@@ -75,6 +76,12 @@ class ForwardingBackend : public engine::Backend {
   void SwigluForward(const kernels::SwigluForwardArgs& a) override { next_.SwigluForward(a); }
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override { next_.SwigluBackward(a); }
   void Gemm(const kernels::GemmArgs& a) override { next_.Gemm(a); }
+  bool chooses_gemms() const override { return next_.chooses_gemms(); }
+  absl::StatusOr<engine::GemmPreparation> PrepareGemms(
+      absl::Span<const kernels::GemmArgs> products,
+      const std::function<absl::Status()>& make_room) override {
+    return next_.PrepareGemms(products, make_room);
+  }
   void Axpy(const kernels::AxpyArgs& a) override { next_.Axpy(a); }
   void Dropout(const kernels::DropoutArgs& a) override { next_.Dropout(a); }
   void GatherActRows(const kernels::GatherActRowsArgs& a) override { next_.GatherActRows(a); }

@@ -46,7 +46,8 @@ absl::StatusOr<Machine> OpenMachine(const MachineOptions& options) {
         absl::StrCat("--backend ", options.backend, " is not known; use cpu or cuda"));
   }
   SOUP_ASSIGN_OR_RETURN(engine::CudaBackend cuda,
-                        engine::MakeCudaBackend({.device = options.device}));
+                        engine::MakeCudaBackend({.device = options.device,
+                                                 .gemm_profile_path = options.gemm_profile_path}));
   SOUP_ASSIGN_OR_RETURN(const int64_t free_at_start, engine::CudaFreeDeviceBytes());
   Machine machine;
   machine.backend = std::move(cuda.backend);

@@ -18,7 +18,8 @@ namespace soup::bench {
 struct MachineOptions {
   std::string backend;  // cpu | cuda
   int device = 0;
-  int cpu_threads = 0;  // 0: the host's
+  int cpu_threads = 0;            // 0: the host's
+  std::string gemm_profile_path;  // cuda: where algorithms are kept; empty: timed in every run
 };
 
 struct Machine {

@@ -82,6 +82,8 @@ json Row(const std::string& command, const RowResult& r) {
                 {"gemm_tflop", r.work.gemm_flops * 1e-12},
                 {"attention_tflop", r.work.attention_flops * 1e-12},
                 {"ideal_s", r.work.ideal_seconds},
+                {"gemms_tuned", r.gemms_tuned},
+                {"gemm_tuning_s", r.gemm_tuning_seconds},
                 {"loss", r.loss}}}};
   if (r.ablation.any()) {
     row["ablation"] = r.ablation.Name();

@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "bench/named_base.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/dataset.h"
@@ -49,10 +52,16 @@ absl::StatusOr<const engine::ModelBase*> RowRunner::Base(const RowSpec& spec) {
     backend_.UnregisterHostMemory();
     base_.reset();
   }
+  const absl::Time start = absl::Now();
   SOUP_ASSIGN_OR_RETURN(base_, SyntheticBase::Make(model, spec.format, options_.threads));
+  const absl::Time filled = absl::Now();
   base_name_ = spec.base;
   base_format_ = spec.format;
   backend_.RegisterHostMemory(base_->data(), base_->bytes());
+  base_note_ = absl::StrFormat(
+      "%s %s: %.2f GB, filled in %.2f s, registered in %.2f s", spec.base,
+      engine::BaseFormatName(spec.format), static_cast<double>(base_->bytes()) * 1e-9,
+      absl::ToDoubleSeconds(filled - start), absl::ToDoubleSeconds(absl::Now() - filled));
   return &base_->base();
 }
 
@@ -89,7 +98,14 @@ absl::StatusOr<engine::MemoryPlan> RowRunner::Plan(const RowSpec& spec,
   if (spec.budget_bytes > 0) {
     return engine::ChoosePlacement(model, spec.format, {job.pass}, spec.budget_bytes, profile_);
   }
-  return engine::PlanMemory(model, spec.format, {job.pass}, spec.placement);
+  engine::Placement placement = spec.placement;
+  if (placement.slots == engine::kAllLayers) {
+    placement.slots = static_cast<int32_t>(model.layers);
+  }
+  if (placement.resident_layers == engine::kAllLayers) {
+    placement.resident_layers = placement.slots;
+  }
+  return engine::PlanMemory(model, spec.format, {job.pass}, placement);
 }
 
 absl::StatusOr<engine::Placement> RowRunner::Place(const RowSpec& spec) {
@@ -124,7 +140,9 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   options.profile = profile_;
   SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Trainer> trainer,
                         engine::Trainer::Create(&timer, *base, options));
-  SOUP_RETURN_IF_ERROR(trainer->OpenJob(std::move(job.setup)).status());
+  SOUP_ASSIGN_OR_RETURN(const engine::JobOpened opened, trainer->OpenJob(std::move(job.setup)));
+  row.gemms_tuned = opened.gemms_tuned;
+  row.gemm_tuning_seconds = opened.gemm_tuning_seconds;
   SOUP_RETURN_IF_ERROR(Steps(*trainer, counter, timer, row));
   SOUP_RETURN_IF_ERROR(trainer->CloseJob(kJobId));
   return row;
