@@ -9,6 +9,10 @@
 // Pointers in args are device pointers of the arena (host pointers on the CPU) unless ops.h says
 // otherwise; attention's cu_seqlens are host memory on every backend.
 //
+// Implementations: cpu_backend, cuda_backend, gemm_recorder.h, and the decorators' base
+// bench/forwarding_backend.h: a new virtual belongs in all four (and in bench/op_timer.h, where
+// step times are told by class of op).
+//
 // Thread-safety: one thread drives a backend; counters() may be read from any thread. Events and
 // the arena must not outlive it.
 #ifndef SOUP_ENGINE_DEVICE_BACKEND_H_
