@@ -26,9 +26,9 @@ struct ChatEncoder::Rep {
   }
   absl::StatusOr<jinja::Rendering> Render(const Conversation& c, std::vector<Value> messages,
                                           bool generation_prompt) const;
-  absl::StatusOr<std::vector<MatchSpan>> Supervised(const Conversation& c,
-                                                    const jinja::Rendering& full,
-                                                    std::vector<std::string>* notices) const;
+  absl::StatusOr<std::vector<TurnFinder::Turn>> Supervised(const Conversation& c,
+                                                           const jinja::Rendering& full,
+                                                           std::vector<std::string>* notices) const;
   void Notice(const Conversation& c, const std::string& full,
               std::vector<std::string>* notices) const;
 };
@@ -48,12 +48,12 @@ absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::Render(const Conversation& c,
   return For(c).Render(variables, options);
 }
 
-absl::StatusOr<std::vector<MatchSpan>> ChatEncoder::Rep::Supervised(
+absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
     const Conversation& c, const jinja::Rendering& full, std::vector<std::string>* notices) const {
-  if (train_on_all) return std::vector<MatchSpan>{{0, full.text.size()}};
+  if (train_on_all) return std::vector<TurnFinder::Turn>{{{0, full.text.size()}, 0}};
   if (For(c).has_generation_blocks()) {
-    std::vector<MatchSpan> out;
-    for (const auto& [begin, end] : full.generation) out.push_back({begin, end});
+    std::vector<TurnFinder::Turn> out;
+    for (const auto& [begin, end] : full.generation) out.push_back({{begin, end}, begin});
     return out;
   }
   const TurnFinder finder(c, full.text, *tokenizer,
@@ -122,26 +122,24 @@ absl::Status ChatEncoder::Encode(const Value& record, EncodeContext* context, To
   for (const Message& m : conversation.messages) messages.push_back(m.value);
   SOUP_ASSIGN_OR_RETURN(const jinja::Rendering full,
                         rep_->Render(conversation, std::move(messages), false));
-  SOUP_ASSIGN_OR_RETURN(std::vector<MatchSpan> spans,
+  SOUP_ASSIGN_OR_RETURN(const std::vector<TurnFinder::Turn> turns,
                         rep_->Supervised(conversation, full, notices));
   rep_->Notice(conversation, full.text, notices);
   std::sort(notices->begin(), notices->end());  // each once a record
   notices->erase(std::unique(notices->begin(), notices->end()), notices->end());
 
-  const auto append = [&](size_t begin, size_t end, uint8_t supervised) -> absl::Status {
-    if (begin >= end) return absl::OkStatus();
-    SOUP_RETURN_IF_ERROR(rep_->tokenizer->Encode(
-        absl::string_view(full.text).substr(begin, end - begin), context, &out->ids));
-    out->supervised.resize(out->ids.size(), supervised);
-    return absl::OkStatus();
-  };
-  size_t at = 0;
-  for (const MatchSpan& span : spans) {
-    SOUP_RETURN_IF_ERROR(append(at, span.begin, 0));
-    SOUP_RETURN_IF_ERROR(append(span.begin, span.end, 1));
-    at = span.end;
+  std::vector<Tokenizer::Cut> cuts;  // where each turn begins, where it ends
+  for (const TurnFinder::Turn& turn : turns) {
+    cuts.push_back({turn.words.begin, turn.floor});
+    cuts.push_back({turn.words.end, turn.words.end});
   }
-  SOUP_RETURN_IF_ERROR(append(at, full.text.size(), 0));
+  std::vector<size_t> counts;
+  SOUP_RETURN_IF_ERROR(rep_->tokenizer->EncodeCut(full.text, cuts, context, &out->ids, &counts));
+  out->supervised.assign(out->ids.size(), 0);
+  for (size_t i = 0; i < counts.size(); i += 2) {
+    std::fill(out->supervised.begin() + static_cast<std::ptrdiff_t>(counts[i]),
+              out->supervised.begin() + static_cast<std::ptrdiff_t>(counts[i + 1]), 1);
+  }
   if (out->ids.empty()) return absl::InvalidArgumentError("the chat template renders nothing");
 
   const std::vector<int32_t>& bos = rep_->tokenizer->prefix();

@@ -8,7 +8,10 @@
 // turn's content replaced: a template that trims, moves or drops content, or that renders a turn
 // otherwise once others follow, is an error of the record, never a guess.
 //
-// Texts before a turn and the turn itself are tokenised each alone, as generation sees them.
+// Ids are those of the whole text, as transformers' apply_chat_template gives them, unless a token
+// lies across the place where a turn begins or ends: then both sides are tokenised apart, as
+// generation sees them. A blank that a template puts before the words (" Hello" after "[/INST]")
+// is supervised where it is one token with them.
 // Not thread-safe; the tokenizer must outlive it.
 #ifndef SOUP_ENGINE_DATA_CHAT_ENCODER_H_
 #define SOUP_ENGINE_DATA_CHAT_ENCODER_H_

@@ -20,6 +20,10 @@ struct Metaspace {
   bool split = true;
 };
 
+// Where a text begins: at the user's text's start, after an added token, or in the middle of a text
+// (what puts something before a text puts nothing before such a one).
+enum class TextStart { kText, kLater, kContinued };
+
 // {"type": "Metaspace", "replacement", "prepend_scheme" or the older "add_prefix_space", "split"}.
 absl::StatusOr<Metaspace> ReadMetaspace(const JsonNode& node);
 

@@ -63,7 +63,7 @@ absl::Status Normalizer::AppendReplace(const JsonNode& node) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Normalizer::Apply(absl::string_view text) const {
+absl::StatusOr<std::string> Normalizer::Apply(absl::string_view text, TextStart start) const {
   std::string out(text);
   for (const Step& step : steps_) {
     switch (step.kind) {
@@ -72,7 +72,7 @@ absl::StatusOr<std::string> Normalizer::Apply(absl::string_view text) const {
         break;
       }
       case Step::Kind::kPrepend:
-        if (!out.empty()) out.insert(0, step.content);
+        if (!out.empty() && start != TextStart::kContinued) out.insert(0, step.content);
         break;
       case Step::Kind::kReplace:
         if (step.pattern == nullptr) {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/data/json_access.h"
+#include "engine/data/metaspace.h"
 #include "engine/data/regex.h"
 #include "engine/data/unicode.h"
 
@@ -19,7 +20,8 @@ class Normalizer {
  public:
   static absl::StatusOr<Normalizer> Create(const JsonNode& node);
   bool identity() const { return steps_.empty(); }
-  absl::StatusOr<std::string> Apply(absl::string_view text) const;
+  absl::StatusOr<std::string> Apply(absl::string_view text,
+                                    TextStart start = TextStart::kText) const;
 
  private:
   struct Step {

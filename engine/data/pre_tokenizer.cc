@@ -107,7 +107,7 @@ absl::Status PreTokenizer::AppendDigits(const JsonNode& node) {
 }
 
 // Blanks become the replacement, and a piece gets one before it as the scheme says.
-void PreTokenizer::MarkSpaces(const Metaspace& space, bool first, PreTokenized* out) {
+void PreTokenizer::MarkSpaces(const Metaspace& space, TextStart start, PreTokenized* out) {
   std::string text;
   text.reserve(out->text.size() + 3 * out->pieces.size());
   for (MatchSpan& piece : out->pieces) {
@@ -115,8 +115,11 @@ void PreTokenizer::MarkSpaces(const Metaspace& space, bool first, PreTokenized* 
     std::string marked =
         ReplaceEvery(absl::string_view(out->text).substr(piece.begin, piece.end - piece.begin), " ",
                      space.replacement);
-    const bool wanted = space.prepend == Metaspace::Prepend::kAlways ||
-                        (space.prepend == Metaspace::Prepend::kFirst && first && piece.begin == 0);
+    const bool begins = piece.begin == 0;
+    const bool wanted =
+        space.prepend == Metaspace::Prepend::kAlways
+            ? !begins || start != TextStart::kContinued
+            : space.prepend == Metaspace::Prepend::kFirst && begins && start == TextStart::kText;
     if (wanted && !absl::StartsWith(marked, space.replacement)) text += space.replacement;
     text += marked;
     piece = {begin, text.size()};
@@ -124,12 +127,13 @@ void PreTokenizer::MarkSpaces(const Metaspace& space, bool first, PreTokenized* 
   out->text = std::move(text);
 }
 
-void PreTokenizer::AddPrefixSpaces(PreTokenized* out) {
+void PreTokenizer::AddPrefixSpaces(TextStart start, PreTokenized* out) {
   std::string text;
   text.reserve(out->text.size() + out->pieces.size());
   for (MatchSpan& piece : out->pieces) {
     const size_t begin = text.size();
-    if (out->text[piece.begin] != ' ') text.push_back(' ');
+    const bool goes_on = piece.begin == 0 && start == TextStart::kContinued;
+    if (!goes_on && out->text[piece.begin] != ' ') text.push_back(' ');
     text.append(out->text, piece.begin, piece.end - piece.begin);
     piece = {begin, text.size()};
   }
@@ -184,7 +188,7 @@ void PreTokenizer::Join(const std::vector<Cut>& cuts, Behavior behavior,
   }
 }
 
-absl::Status PreTokenizer::Apply(bool first, PreTokenized* out) const {
+absl::Status PreTokenizer::Apply(TextStart start, PreTokenized* out) const {
   out->pieces.clear();
   if (out->text.empty()) return absl::OkStatus();
   out->pieces.push_back({0, out->text.size()});
@@ -192,11 +196,11 @@ absl::Status PreTokenizer::Apply(bool first, PreTokenized* out) const {
   std::vector<Cut> cuts;
   for (const Step& step : steps_) {
     if (step.kind == Step::Kind::kPrefixSpace) {
-      AddPrefixSpaces(out);
+      AddPrefixSpaces(start, out);
       continue;
     }
     if (step.kind == Step::Kind::kMetaspace) {
-      MarkSpaces(step.space, first, out);
+      MarkSpaces(step.space, start, out);
       if (!step.space.split) continue;
     }
     next.clear();

@@ -31,9 +31,8 @@ class PreTokenizer {
   // The vocabulary spells bytes (it ends in ByteLevel); else characters.
   bool byte_level() const { return byte_level_; }
 
-  // Cuts out->text; `out->pieces` is overwritten. `first`: the text begins where the user's did.
-  // Errors: of a pattern (Regex::FindAll).
-  absl::Status Apply(bool first, PreTokenized* out) const;
+  // Cuts out->text; `out->pieces` is overwritten. Errors: of a pattern (Regex::FindAll).
+  absl::Status Apply(TextStart start, PreTokenized* out) const;
 
  private:
   enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
@@ -53,8 +52,8 @@ class PreTokenizer {
   absl::Status AppendByteLevel(const JsonNode& node);
   absl::Status AppendSplit(const JsonNode& node);
   absl::Status AppendDigits(const JsonNode& node);
-  static void MarkSpaces(const Metaspace& space, bool first, PreTokenized* out);
-  static void AddPrefixSpaces(PreTokenized* out);
+  static void MarkSpaces(const Metaspace& space, TextStart start, PreTokenized* out);
+  static void AddPrefixSpaces(TextStart start, PreTokenized* out);
   static void Join(const std::vector<Cut>& cuts, Behavior behavior, std::vector<MatchSpan>* out);
 
   std::vector<Step> steps_;

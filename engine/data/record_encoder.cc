@@ -105,7 +105,7 @@ absl::Status RecordEncoder::Rep::EncodePromptCompletion(const Value& record, Enc
   std::vector<int32_t>& ids = out->tokens.ids;
   std::vector<int32_t> answer;
   SOUP_RETURN_IF_ERROR(Append(prompt, &ids));
-  SOUP_RETURN_IF_ERROR(Append(completion, &answer));
+  SOUP_RETURN_IF_ERROR(tokenizer->EncodeContinued(completion, &context, &answer));
   AddAffixes(&ids, &answer, out);
   out->tokens.supervised.assign(ids.size(), options.train_on_all ? 1 : 0);
   ids.insert(ids.end(), answer.begin(), answer.end());

@@ -39,6 +39,15 @@ absl::StatusOr<AddedToken> ReadAddedToken(const JsonNode& node) {
   return out;
 }
 
+absl::Status CheckText(absl::string_view text) {
+  const auto bad = FindInvalidUtf8(text);
+  if (!bad) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a text is not UTF-8 at byte ", *bad, " of ", text.size()));
+}
+
+using Start = TextStart;
+
 }  // namespace
 
 struct Tokenizer::Rep {
@@ -57,11 +66,21 @@ struct Tokenizer::Rep {
 
   absl::Status ReadAddedTokens(const JsonNode& node);
   absl::Status FillSpellings(const JsonNode& root);
+  struct CutState {
+    absl::Span<const Cut> cuts;
+    size_t next;    // the first cut that is not counted yet
+    size_t before;  // ids that were there when the call began
+    EncodeContext* context;
+    std::vector<size_t>* counts;
+  };
   void EncodeWord(absl::string_view word, EncodeContext* context, std::vector<int32_t>* ids) const;
-  // `first`: the text begins where the user's did.
-  absl::Status EncodePlain(absl::string_view text, bool first, EncodeContext* context,
+  absl::Status EncodePlain(absl::string_view text, Start start, EncodeContext* context,
                            std::vector<int32_t>* ids) const;
-  absl::Status EncodeNormalized(absl::string_view text, bool first, EncodeContext* context,
+  absl::Status EncodeFrom(absl::string_view text, Start start, EncodeContext* context,
+                          std::vector<int32_t>* ids) const;
+  absl::Status EncodeSection(absl::string_view text, size_t offset, Start start, CutState* state,
+                             std::vector<int32_t>* ids) const;
+  absl::Status EncodeNormalized(absl::string_view text, Start start, EncodeContext* context,
                                 std::vector<int32_t>* ids) const;
 };
 
@@ -171,11 +190,11 @@ void Tokenizer::Rep::EncodeWord(absl::string_view word, EncodeContext* context,
   context->words.emplace(word, std::move(fresh));
 }
 
-absl::Status Tokenizer::Rep::EncodePlain(absl::string_view text, bool first, EncodeContext* context,
-                                         std::vector<int32_t>* ids) const {
+absl::Status Tokenizer::Rep::EncodePlain(absl::string_view text, Start start,
+                                         EncodeContext* context, std::vector<int32_t>* ids) const {
   PreTokenized cut;
   cut.text = std::string(text);
-  SOUP_RETURN_IF_ERROR(pre_tokenizer.Apply(first, &cut));
+  SOUP_RETURN_IF_ERROR(pre_tokenizer.Apply(start, &cut));
   for (const MatchSpan& piece : cut.pieces) {
     auto rest = absl::string_view(cut.text).substr(piece.begin, piece.end - piece.begin);
     while (!rest.empty()) {
@@ -187,44 +206,119 @@ absl::Status Tokenizer::Rep::EncodePlain(absl::string_view text, bool first, Enc
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::Rep::EncodeNormalized(absl::string_view text, bool first,
+absl::Status Tokenizer::Rep::EncodeNormalized(absl::string_view text, Start start,
                                               EncodeContext* context,
                                               std::vector<int32_t>* ids) const {
   std::string owned;
   if (!normalizer.identity()) {
-    SOUP_ASSIGN_OR_RETURN(owned, normalizer.Apply(text));
+    SOUP_ASSIGN_OR_RETURN(owned, normalizer.Apply(text, start));
     text = owned;
   }
   std::vector<AddedSpan> spans;
   normalized.Find(text, &spans);
   size_t at = 0;
   for (const AddedSpan& span : spans) {
-    SOUP_RETURN_IF_ERROR(
-        EncodePlain(text.substr(at, span.begin - at), first && at == 0, context, ids));
+    SOUP_RETURN_IF_ERROR(EncodePlain(text.substr(at, span.begin - at),
+                                     at == 0 ? start : Start::kLater, context, ids));
     ids->push_back(span.token->id);
     at = span.end;
   }
-  return EncodePlain(text.substr(at), first && at == 0, context, ids);
+  return EncodePlain(text.substr(at), at == 0 ? start : Start::kLater, context, ids);
 }
 
-absl::Status Tokenizer::Encode(absl::string_view text, EncodeContext* context,
-                               std::vector<int32_t>* ids) const {
-  if (const auto bad = FindInvalidUtf8(text)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a text is not UTF-8 at byte ", *bad, " of ", text.size()));
-  }
+absl::Status Tokenizer::Rep::EncodeFrom(absl::string_view text, Start start, EncodeContext* context,
+                                        std::vector<int32_t>* ids) const {
+  SOUP_RETURN_IF_ERROR(CheckText(text));
   std::vector<AddedSpan> spans;
-  rep_->raw.Find(text, &spans);
+  raw.Find(text, &spans);
   size_t at = 0;
   for (const AddedSpan& span : spans) {
     if (span.begin > at) {
-      SOUP_RETURN_IF_ERROR(
-          rep_->EncodeNormalized(text.substr(at, span.begin - at), at == 0, context, ids));
+      SOUP_RETURN_IF_ERROR(EncodeNormalized(text.substr(at, span.begin - at),
+                                            at == 0 ? start : Start::kLater, context, ids));
     }
     ids->push_back(span.token->id);
     at = span.end;
   }
-  if (at < text.size()) return rep_->EncodeNormalized(text.substr(at), at == 0, context, ids);
+  if (at == text.size()) return absl::OkStatus();
+  return EncodeNormalized(text.substr(at), at == 0 ? start : Start::kLater, context, ids);
+}
+
+absl::Status Tokenizer::Encode(absl::string_view text, EncodeContext* context,
+                               std::vector<int32_t>* ids) const {
+  return rep_->EncodeFrom(text, Start::kText, context, ids);
+}
+
+absl::Status Tokenizer::EncodeContinued(absl::string_view text, EncodeContext* context,
+                                        std::vector<int32_t>* ids) const {
+  return rep_->EncodeFrom(text, Start::kContinued, context, ids);
+}
+
+// A text between added tokens that begins at byte `offset` of the whole; the cuts from (*next) on
+// that lie in it, or before its end, are counted.
+absl::Status Tokenizer::Rep::EncodeSection(absl::string_view text, size_t offset, Start start,
+                                           CutState* state, std::vector<int32_t>* ids) const {
+  std::vector<int32_t> whole, part;
+  SOUP_RETURN_IF_ERROR(EncodeNormalized(text, start, state->context, &whole));
+  for (; state->next < state->cuts.size(); ++state->next) {
+    const Cut& cut = state->cuts[state->next];
+    if (cut.at >= offset + text.size()) break;
+    std::optional<size_t> count;
+    for (const size_t place : {cut.at, cut.floor}) {
+      if (count) break;
+      if (place <= offset) {
+        count = 0;
+        break;
+      }
+      part.clear();
+      SOUP_RETURN_IF_ERROR(
+          EncodeNormalized(text.substr(0, place - offset), start, state->context, &part));
+      if (part.size() <= whole.size() && std::equal(part.begin(), part.end(), whole.begin()))
+        count = part.size();
+    }
+    if (count) {
+      state->counts->push_back(ids->size() + *count - state->before);
+      continue;
+    }
+    ids->insert(ids->end(), part.begin(), part.end());  // what stands before the floor
+    state->counts->push_back(ids->size() - state->before);
+    ++state->next;
+    const size_t rest = cut.floor - offset;
+    return EncodeSection(text.substr(rest), cut.floor, Start::kContinued, state, ids);
+  }
+  ids->insert(ids->end(), whole.begin(), whole.end());
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::EncodeCut(absl::string_view text, absl::Span<const Cut> cuts,
+                                  EncodeContext* context, std::vector<int32_t>* ids,
+                                  std::vector<size_t>* counts) const {
+  SOUP_RETURN_IF_ERROR(CheckText(text));
+  counts->clear();
+  Rep::CutState state{cuts, 0, ids->size(), context, counts};
+  std::vector<AddedSpan> spans;
+  rep_->raw.Find(text, &spans);
+  spans.push_back({text.size(), text.size(), nullptr});
+  size_t at = 0;
+  for (const AddedSpan& span : spans) {
+    if (span.begin > at) {
+      SOUP_RETURN_IF_ERROR(rep_->EncodeSection(text.substr(at, span.begin - at), at,
+                                               at == 0 ? Start::kText : Start::kLater, &state,
+                                               ids));
+    }
+    // Within an added token, or the white space that it took before it: before the token; within
+    // that which it took after it: after the token.
+    const size_t content_end = span.token == nullptr ? span.end
+                                                     : text.find(span.token->content, span.begin) +
+                                                           span.token->content.size();
+    for (; state.next < cuts.size() && cuts[state.next].at < content_end; ++state.next)
+      counts->push_back(ids->size() - state.before);
+    if (span.token != nullptr) ids->push_back(span.token->id);
+    for (; state.next < cuts.size() && cuts[state.next].at < span.end; ++state.next)
+      counts->push_back(ids->size() - state.before);
+    at = span.end;
+  }
+  counts->resize(cuts.size(), ids->size() - state.before);
   return absl::OkStatus();
 }
 

@@ -42,6 +42,24 @@ class Tokenizer {
   absl::Status Encode(absl::string_view text, EncodeContext* context,
                       std::vector<int32_t>* ids) const;
 
+  // The same for a text that goes on where another ended: the blank that some tokenizers put before
+  // a text is not put before this one.
+  absl::Status EncodeContinued(absl::string_view text, EncodeContext* context,
+                               std::vector<int32_t>* ids) const;
+
+  // A place where a reader stops and a writer goes on: at `at`, or, where that is within a token,
+  // at `floor` (<= at). Cuts are in order: each `floor` is no less than the `at` before it.
+  struct Cut {
+    size_t at = 0;
+    size_t floor = 0;
+  };
+  // Encode, and (*counts)[i]: how many of the appended ids lie before cuts[i]. The ids are those of
+  // the whole text, so long as what stands before a cut has the ids alone that it has in the whole
+  // (first tried at `at`, then at `floor`): a model that has read them can go on with the next one.
+  // Where neither holds, both sides of `floor` are encoded apart.
+  absl::Status EncodeCut(absl::string_view text, absl::Span<const Cut> cuts, EncodeContext* context,
+                         std::vector<int32_t>* ids, std::vector<size_t>* counts) const;
+
   // What the post-processor puts before and after one text.
   const std::vector<int32_t>& prefix() const;
   const std::vector<int32_t>& suffix() const;

@@ -87,13 +87,19 @@ absl::Status TurnFinder::Changed(size_t index, absl::string_view rendered) const
 
 // Where the assistant begins to speak in `rendered`: after the generation prompt, or, when the
 // template has none, at `otherwise`, where the turn's rendering first depends on what it says.
-absl::StatusOr<size_t> TurnFinder::Begin(size_t index, absl::string_view rendered,
-                                         size_t otherwise) const {
-  if (index == 0) return otherwise;  // templates look at the first message: nothing to compare with
+absl::StatusOr<TurnFinder::Start> TurnFinder::Begin(size_t index, absl::string_view rendered,
+                                                    size_t otherwise) const {
+  // Templates look at the first message: nothing to compare with.
+  if (index == 0) return Start{otherwise, otherwise};
   SOUP_ASSIGN_OR_RETURN(const std::string with, RenderFirst(index, true));
   SOUP_ASSIGN_OR_RETURN(const std::string without, RenderFirst(index, false));
-  if (with == without) return otherwise;
-  if (absl::StartsWith(rendered, with)) return with.size();
+  if (with == without) {
+    // " Hello" after "[/INST]": the blank belongs to neither, and is one token with the word.
+    const bool only_blank = without.size() <= otherwise && absl::StartsWith(rendered, without) &&
+                            IsBlank(rendered.substr(without.size(), otherwise - without.size()));
+    return Start{otherwise, only_blank ? without.size() : otherwise};
+  }
+  if (absl::StartsWith(rendered, with)) return Start{with.size(), with.size()};
   return absl::InvalidArgumentError(absl::StrCat(
       TurnName(index),
       ": the chat template does not begin the turn with its own generation prompt (",
@@ -118,9 +124,10 @@ absl::StatusOr<TurnFinder::Place> TurnFinder::ByPrefixes(size_t index,
   SOUP_RETURN_IF_ERROR(CheckToolCalls(index, upto));
   // Where what the turn says first shows.
   SOUP_ASSIGN_OR_RETURN(const std::string alone, RenderWith(index + 1, index, sentinel_, true));
-  SOUP_ASSIGN_OR_RETURN(const size_t begin, Begin(index, upto, CommonPrefix(alone, upto)));
+  SOUP_ASSIGN_OR_RETURN(const Start start, Begin(index, upto, CommonPrefix(alone, upto)));
+  const size_t begin = start.begin;
   if (begin > upto.size()) return Changed(index, upto);
-  Place out{begin, begin + content.size(), upto.size()};
+  Place out{begin, start.floor, begin + content.size(), upto.size()};
 
   // Another content in the same place gives the same text around it: the content is rendered as it
   // is, there and nowhere else.
@@ -155,9 +162,9 @@ absl::StatusOr<TurnFinder::Place> TurnFinder::ByReplacement(size_t index) const 
                      "what to train on cannot be told; end the conversation with it, or use a "
                      "template with {% generation %} blocks"));
   }
-  SOUP_ASSIGN_OR_RETURN(const size_t begin, Begin(index, full_, *at));
-  if (begin > *at) return Changed(index, full_);
-  return Place{begin, *at + message.content.size(), kUnknown};
+  SOUP_ASSIGN_OR_RETURN(const Start start, Begin(index, full_, *at));
+  if (start.begin > *at) return Changed(index, full_);
+  return Place{start.begin, start.floor, *at + message.content.size(), kUnknown};
 }
 
 // The turn's end token: the first one after the content with nothing but white space between; of a
@@ -182,17 +189,18 @@ MatchSpan TurnFinder::WithEndToken(size_t index, const Place& place,
   return {place.begin, place.content_end + rest.size()};
 }
 
-absl::StatusOr<MatchSpan> TurnFinder::FindTurn(size_t index,
-                                               std::vector<std::string>* notices) const {
+absl::StatusOr<TurnFinder::Turn> TurnFinder::FindTurn(size_t index,
+                                                      std::vector<std::string>* notices) const {
   SOUP_ASSIGN_OR_RETURN(const std::string upto, RenderFirst(index + 1, false));
   absl::StatusOr<Place> place =
       absl::StartsWith(full_, upto) ? ByPrefixes(index, upto) : ByReplacement(index);
   if (!place.ok()) return place.status();
-  return WithEndToken(index, *place, notices);
+  return Turn{WithEndToken(index, *place, notices), place->floor};
 }
 
-absl::StatusOr<std::vector<MatchSpan>> TurnFinder::Find(std::vector<std::string>* notices) const {
-  std::vector<MatchSpan> out;
+absl::StatusOr<std::vector<TurnFinder::Turn>> TurnFinder::Find(
+    std::vector<std::string>* notices) const {
+  std::vector<Turn> out;
   if (conversation_.messages.size() > kMaxMessages) {
     return absl::InvalidArgumentError(
         absl::StrCat("a conversation of ", conversation_.messages.size(),
@@ -200,12 +208,13 @@ absl::StatusOr<std::vector<MatchSpan>> TurnFinder::Find(std::vector<std::string>
   }
   for (size_t i = 0; i < conversation_.messages.size(); ++i) {
     if (conversation_.messages[i].role != "assistant") continue;
-    SOUP_ASSIGN_OR_RETURN(const MatchSpan span, FindTurn(i, notices));
-    if (span.end < span.begin || (!out.empty() && span.begin < out.back().end)) {
+    SOUP_ASSIGN_OR_RETURN(const Turn turn, FindTurn(i, notices));
+    const size_t least = out.empty() ? 0 : out.back().words.end;
+    if (turn.words.end < turn.words.begin || turn.words.begin < least || turn.floor < least) {
       return absl::InvalidArgumentError(
           absl::StrCat(TurnName(i), ": the chat template does not render the turns in order"));
     }
-    out.push_back(span);
+    out.push_back(turn);
   }
   return out;
 }

@@ -26,20 +26,30 @@ class TurnFinder {
   TurnFinder(const Conversation& conversation, const std::string& full, const Tokenizer& tokenizer,
              Render render);
 
-  // Bytes of `full` that are the assistant's, in order. *notices grows.
-  absl::StatusOr<std::vector<MatchSpan>> Find(std::vector<std::string>* notices) const;
+  // What the assistant says, in bytes of `full`; and where the conversation before it ends, when
+  // only white space lies between (else the same as where it begins).
+  struct Turn {
+    MatchSpan words;
+    size_t floor = 0;
+  };
+  // In order. *notices grows.
+  absl::StatusOr<std::vector<Turn>> Find(std::vector<std::string>* notices) const;
 
  private:
   struct Place {
     size_t begin;        // of what the assistant says
+    size_t floor;        // see Turn
     size_t content_end;  // of its content
     size_t end;          // of what the turn renders to; npos: not known
   };
 
-  absl::StatusOr<MatchSpan> FindTurn(size_t index, std::vector<std::string>* notices) const;
+  absl::StatusOr<Turn> FindTurn(size_t index, std::vector<std::string>* notices) const;
   absl::StatusOr<Place> ByPrefixes(size_t index, const std::string& upto) const;
   absl::StatusOr<Place> ByReplacement(size_t index) const;
-  absl::StatusOr<size_t> Begin(size_t index, absl::string_view rendered, size_t otherwise) const;
+  struct Start {
+    size_t begin, floor;
+  };
+  absl::StatusOr<Start> Begin(size_t index, absl::string_view rendered, size_t otherwise) const;
   absl::StatusOr<std::string> RenderFirst(size_t count, bool generation_prompt) const;
   // The first `count` messages with message `index` saying `content` (and nothing else if `alone`).
   absl::StatusOr<std::string> RenderWith(size_t count, size_t index, const std::string& content,
