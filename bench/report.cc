@@ -49,7 +49,7 @@ std::string Command(const std::string& command, const RowResult& row) {
                       " --row \"", row.spec.ToText(), "\"");
 }
 
-json Row(const std::string& command, const RowResult& r) {
+json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes) {
   std::vector<std::string> targets;
   for (const engine::Module m : r.spec.targets) targets.emplace_back(engine::ModuleName(m));
   json row = {{"base", r.spec.base},
@@ -82,6 +82,8 @@ json Row(const std::string& command, const RowResult& r) {
                 {"gemm_tflop", r.work.gemm_flops * 1e-12},
                 {"attention_tflop", r.work.attention_flops * 1e-12},
                 {"ideal_s", r.work.ideal_seconds},
+                {"unplanned_bytes",
+                 r.device_bytes > 0 ? r.device_bytes - overhead_bytes - r.planned_bytes : 0},
                 {"gemms_tuned", r.gemms_tuned},
                 {"gemm_tuning_s", r.gemm_tuning_seconds},
                 {"loss", r.loss}}}};
@@ -119,12 +121,13 @@ std::string ToJson(const Report& report) {
                     {"host_threads", report.host_threads}};
   out["ceilings"] = Ceilings(p);
   out["rows"] = json::array();
-  for (const RowResult& r : report.rows) out["rows"].push_back(Row(report.command, r));
+  for (const RowResult& r : report.rows)
+    out["rows"].push_back(Row(report.command, r, p.overhead_bytes));
   if (report.sweeps.empty()) return out.dump(1);
   out["sweeps"] = json::array();
   for (const Sweep& sweep : report.sweeps) {
     json rows = json::array();
-    for (const RowResult& r : sweep.rows) rows.push_back(Row(report.command, r));
+    for (const RowResult& r : sweep.rows) rows.push_back(Row(report.command, r, p.overhead_bytes));
     out["sweeps"].push_back({{"fixed_s", sweep.fit.fixed},
                              {"per_token_s", sweep.fit.slope},
                              {"worst_residual_s", sweep.fit.worst_residual},

@@ -3,7 +3,8 @@
 //    resident_layers, retention, tok_s, step_s, stall_fraction, copy_gb_s, arena_bytes,
 //    device_bytes, planned_bytes, predicted_step_s, ideal_share, command, detail}], sweeps}
 // Rows with work left out carry "ablation" and "timing_only": true besides. copy_gb_s is what the
-// copy stream moved over the whole step; detail has its rate while it moved. Pure; any thread.
+// copy stream moved over the whole step; detail has its rate while it moved, and what the device
+// holds beyond overhead and plan. Pure; any thread.
 #ifndef SOUP_BENCH_REPORT_H_
 #define SOUP_BENCH_REPORT_H_
 
