@@ -1,8 +1,5 @@
-// Host memory: how much may be taken, and a port that takes it.
-//
-// Available = the smallest of MemAvailable and, for every cgroup (v1 or v2) from ours to the root,
-// its limit less its use (page cache that can be given back counts as free). Source: proc(5), the
-// kernel's cgroup-v1/memory and cgroup-v2 documents. Thread-safe.
+// Host memory: how much may be taken (engine/base/available_memory.h), and a port that takes it.
+// Thread-safe.
 #ifndef SOUP_CACHE_HOST_MEMORY_H_
 #define SOUP_CACHE_HOST_MEMORY_H_
 
@@ -11,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/base/available_memory.h"
 #include "engine/base/unique_fd.h"
 
 namespace soup::cache {
@@ -21,10 +19,8 @@ inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 enum class MemoryTier : uint8_t { kHugetlb, kHuge, kPlain, kPageable };
 const char* MemoryTierName(MemoryTier tier);  // "hugetlb" | "huge" | "plain" | "pageable"
 
-struct AvailableMemory {
-  int64_t bytes = 0;
-  std::string bound_by;  // "MemAvailable" or "cgroup /path (memory.max)"
-};
+using engine::AvailableMemory;
+using engine::ReadAvailableMemory;
 
 class HostMemory {
  public:
@@ -37,9 +33,6 @@ class HostMemory {
 };
 
 HostMemory& RealHostMemory();
-
-// Available() against files under `root` ("" in production; a made-up tree in tests).
-absl::StatusOr<AvailableMemory> ReadAvailableMemory(const std::string& root);
 
 }  // namespace soup::cache
 

@@ -1,8 +1,10 @@
 // Backend: what a pass runs on. One executor drives it, on the CPU and on CUDA alike.
 //
-// A backend has one compute stream, on which every launcher below runs in call order, and one copy
-// stream, on which slabs move from the host store into slots. The CPU backend computes inline in
-// the calling thread (its compute stream *is* the caller) and copies in a thread of its own.
+// A backend has one compute stream, on which every launcher below runs in call order, one copy
+// stream, on which slabs move from the host store into slots, and one offload stream, on which what
+// a pass keeps in host memory goes there and comes back. The CPU backend computes inline in the
+// calling thread (its compute stream *is* the caller) and copies in a thread of its own, the
+// offload stream's copies too.
 //
 // Launchers forward an args struct of kernels/ops.h and return nothing: an error of a launch or of
 // the device sticks and is told by status() (cheap, asked once a layer) and by Synchronize().
@@ -47,6 +49,8 @@ struct BackendCounters {
   int64_t copy_bytes = 0;        // host -> device on the copy stream
   double copy_busy_seconds = 0;  // time in which the copy stream moved bytes
   double stall_seconds = 0;      // time in which compute waited for a copy
+  int64_t offload_bytes = 0;     // both ways on the offload stream
+  double offload_busy_seconds = 0;
 };
 
 // What PrepareGemms has done.
@@ -75,11 +79,16 @@ class Backend {
   // and a warning says so. Nothing on the CPU.
   virtual void RegisterHostMemory(const void* data, int64_t bytes) = 0;
   virtual void UnregisterHostMemory() = 0;  // all of it
+  // Host memory of the backend's own, read and written by copies: pinned where there is a device
+  // (with a warning where that fails). Errors: ResourceExhausted, with the bytes asked for and
+  // those available.
+  virtual absl::StatusOr<std::unique_ptr<Arena>> CreateHostArena(int64_t bytes) = 0;
 
   // Streams and events
   // -----------------------------------------------------------------------------
   virtual StreamView compute_stream() = 0;
   virtual StreamView copy_stream() = 0;
+  virtual StreamView offload_stream() = 0;
   virtual Event MakeEvent() = 0;
   // An event that remembers when it was reached: for measuring, where plain ones are cheaper.
   virtual Event MakeTimedEvent() = 0;
@@ -94,7 +103,7 @@ class Backend {
   virtual absl::Status Wait(StreamView stream, const Event& event) = 0;
   // The caller waits. Errors: DeadlineExceeded.
   virtual absl::Status HostWait(const Event& event, absl::Duration timeout) = 0;
-  // Waits until both streams are idle and tells the sticky error, if any.
+  // Waits until all streams are idle and tells the sticky error, if any.
   virtual absl::Status Synchronize(absl::Duration timeout) = 0;
   virtual absl::Status status() const = 0;
   virtual BackendCounters counters() const = 0;
@@ -107,6 +116,8 @@ class Backend {
                                          StreamView stream) = 0;
   // Compute stream. Done when a later Synchronize or HostWait returns.
   virtual absl::Status CopyToHostAsync(void* dst, const void* src, int64_t bytes) = 0;
+  // Offload stream; `dst` lies in a host arena. Errors: DeadlineExceeded (the queue stays full).
+  virtual absl::Status OffloadAsync(void* dst, const void* src, int64_t bytes) = 0;
   virtual void CopyOnDevice(void* dst, const void* src, int64_t bytes) = 0;
   virtual void FillZero(void* dst, int64_t bytes) = 0;
 

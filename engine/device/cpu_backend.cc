@@ -10,7 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/file_system.h"
 #include "engine/base/log.h"
+#include "engine/base/status_macros.h"
 #include "engine/device/cpu_copy_stream.h"
+#include "engine/device/host_mapping.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/elementwise.h"
@@ -68,11 +70,18 @@ class CpuBackend final : public Backend {
         std::move(poison));
   }
 
+  absl::StatusOr<std::unique_ptr<Arena>> CreateHostArena(int64_t bytes) override {
+    SOUP_ASSIGN_OR_RETURN(HostMapping made, HostMapping::Create(bytes, /*populate=*/false));
+    auto mapping = std::make_shared<HostMapping>(std::move(made));
+    return std::make_unique<Arena>(mapping->data(), bytes,
+                                   [mapping]() mutable { mapping.reset(); });
+  }
   void RegisterHostMemory(const void*, int64_t) override {}
   void UnregisterHostMemory() override {}
 
   StreamView compute_stream() override { return {StreamKind::kCompute, nullptr}; }
   StreamView copy_stream() override { return {StreamKind::kCopy, nullptr}; }
+  StreamView offload_stream() override { return {StreamKind::kOffload, nullptr}; }
   Event MakeEvent() override { return Event(std::make_shared<CpuEventRep>()); }
   // Every event here remembers its time: a clock's reading beside a mutex is not worth two kinds.
   Event MakeTimedEvent() override { return MakeEvent(); }
@@ -81,13 +90,13 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status Record(Event& event, StreamView stream) override {
-    if (stream.kind() == StreamKind::kCopy) return copies_.Record(Rep(event));
+    if (stream.kind() != StreamKind::kCompute) return copies_.Record(Rep(event));
     copies_.RecordByCaller(Rep(event));
     return absl::OkStatus();
   }
   absl::Status Wait(StreamView stream, const Event& event) override {
     // What the caller recorded is done; what the copy stream recorded lies before in its queue.
-    if (stream.kind() == StreamKind::kCopy) return absl::OkStatus();
+    if (stream.kind() != StreamKind::kCompute) return absl::OkStatus();
     return copies_.CallerWaits(Rep(event), options_.wait_limit, /*stall=*/true);
   }
   absl::Status HostWait(const Event& event, absl::Duration timeout) override {
@@ -99,13 +108,18 @@ class CpuBackend final : public Backend {
 
   absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
                                  StreamView stream) override {
-    if (stream.kind() == StreamKind::kCopy) return copies_.Copy(dst, src, bytes);
+    if (stream.kind() != StreamKind::kCompute) {
+      return copies_.Copy(dst, src, bytes, stream.kind() == StreamKind::kOffload);
+    }
     std::memcpy(dst, src, static_cast<size_t>(bytes));
     return absl::OkStatus();
   }
   absl::Status CopyToHostAsync(void* dst, const void* src, int64_t bytes) override {
     std::memcpy(dst, src, static_cast<size_t>(bytes));
     return absl::OkStatus();
+  }
+  absl::Status OffloadAsync(void* dst, const void* src, int64_t bytes) override {
+    return copies_.Copy(dst, src, bytes, /*offload=*/true);
   }
   void CopyOnDevice(void* dst, const void* src, int64_t bytes) override {
     std::memcpy(dst, src, static_cast<size_t>(bytes));

@@ -46,11 +46,12 @@ absl::Status CpuCopyStream::Push(Command command) {
   return absl::OkStatus();
 }
 
-absl::Status CpuCopyStream::Copy(void* dst, const void* src, int64_t bytes) {
+absl::Status CpuCopyStream::Copy(void* dst, const void* src, int64_t bytes, bool offload) {
   Command command;
   command.dst = static_cast<std::byte*>(dst);
   command.src = static_cast<const std::byte*>(src);
   command.bytes = bytes;
+  command.offload = offload;
   absl::MutexLock lock(&mutex_);
   return Push(std::move(command));
 }
@@ -155,8 +156,9 @@ void CpuCopyStream::RunCopy(const Command& command) {
     }
   }
   absl::MutexLock lock(&mutex_);
-  counters_.copy_bytes += command.bytes;
-  counters_.copy_busy_seconds += SecondsSince(start_ns);
+  const double seconds = SecondsSince(start_ns);
+  (command.offload ? counters_.offload_bytes : counters_.copy_bytes) += command.bytes;
+  (command.offload ? counters_.offload_busy_seconds : counters_.copy_busy_seconds) += seconds;
 }
 
 void CpuCopyStream::Idle(absl::Duration duration) {

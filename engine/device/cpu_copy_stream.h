@@ -42,8 +42,8 @@ class CpuCopyStream {
   CpuCopyStream(const CpuCopyStream&) = delete;
   CpuCopyStream& operator=(const CpuCopyStream&) = delete;
 
-  // Queue a command. Errors: DeadlineExceeded (the queue stays full).
-  absl::Status Copy(void* dst, const void* src, int64_t bytes);
+  // Queue a command; `offload`: counted as such. Errors: DeadlineExceeded (the queue stays full).
+  absl::Status Copy(void* dst, const void* src, int64_t bytes, bool offload);
   absl::Status Record(const std::shared_ptr<CpuEventRep>& event);
 
   // A record of the caller's own (compute) stream: complete at once.
@@ -65,6 +65,7 @@ class CpuCopyStream {
     std::byte* dst = nullptr;
     const std::byte* src = nullptr;
     int64_t bytes = 0;
+    bool offload = false;
     std::shared_ptr<CpuEventRep> event;
     int64_t number = 0;
   };

@@ -22,6 +22,7 @@
 #include "engine/device/cuda_device_use.h"
 #include "engine/device/cuda_ops.h"
 #include "engine/device/cuda_stopwatch.h"
+#include "engine/device/host_mapping.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/optimizer.h"
@@ -87,6 +88,7 @@ class Cuda final : public CudaOps {
   absl::Status Start(const cudaDeviceProp& properties) {
     SOUP_ASSIGN_OR_RETURN(compute_, CudaStream::Create());
     SOUP_ASSIGN_OR_RETURN(copy_, CudaStream::Create());
+    SOUP_ASSIGN_OR_RETURN(offload_, CudaStream::Create());
     SOUP_RETURN_IF_ERROR(CheckCode(properties));
     SOUP_ASSIGN_OR_RETURN(
         block_, CudaBlock::OnDevice(kGemmWorkspaceBytes + kPartialSumBytes + kTilePoolBytes));
@@ -134,6 +136,27 @@ class Cuda final : public CudaOps {
         std::move(poison));
   }
 
+  absl::StatusOr<std::unique_ptr<Arena>> CreateHostArena(int64_t bytes) override {
+    SOUP_ASSIGN_OR_RETURN(HostMapping made, HostMapping::Create(bytes, /*populate=*/true));
+    auto mapping = std::make_shared<HostMapping>(std::move(made));
+    const cudaError_t pinned =
+        options_.pin_host_memory
+            ? cudaHostRegister(mapping->data(), static_cast<size_t>(mapping->mapped_bytes()),
+                               cudaHostRegisterPortable)
+            : cudaErrorNotSupported;
+    if (pinned != cudaSuccess) {
+      cudaGetLastError();
+      SOUP_LOG(kWarn, "cuda") << bytes << " bytes of host memory cannot be pinned ("
+                              << cudaGetErrorString(pinned)
+                              << "): copies of what a pass keeps there will be slow. Raise the "
+                                 "limit of locked memory (ulimit -l) of the worker";
+    }
+    return std::make_unique<Arena>(mapping->data(), bytes, [this, mapping, pinned]() mutable {
+      Synchronize(options_.wait_limit).IgnoreError();  // copies may be under way
+      if (pinned == cudaSuccess) cudaHostUnregister(mapping->data());
+      mapping.reset();
+    });
+  }
   void RegisterHostMemory(const void* data, int64_t bytes) override {
     if (!options_.pin_host_memory) return;
     const absl::Status pinned = registrations_.Register(data, bytes, read_only_pins_);
@@ -150,6 +173,7 @@ class Cuda final : public CudaOps {
 
   StreamView compute_stream() override { return {StreamKind::kCompute, compute_.get()}; }
   StreamView copy_stream() override { return {StreamKind::kCopy, copy_.get()}; }
+  StreamView offload_stream() override { return {StreamKind::kOffload, offload_.get()}; }
 
   Event MakeEvent() override { return NewEvent(/*timing=*/false); }
   Event MakeTimedEvent() override { return NewEvent(/*timing=*/true); }
@@ -188,9 +212,9 @@ class Cuda final : public CudaOps {
     return status_;
   }
   absl::Status Synchronize(absl::Duration timeout) override {
-    for (const CudaStream* stream : {&copy_, &compute_}) {
+    for (const CudaStream* stream : {&copy_, &offload_, &compute_}) {
       SOUP_RETURN_IF_ERROR(Keep(WaitUntil([stream] { return cudaStreamQuery(stream->get()); },
-                                          timeout, stream == &copy_ ? "copies" : "compute")));
+                                          timeout, stream == &compute_ ? "compute" : "copies")));
     }
     HarvestTimes();
     DeliverResults(results_queued_);
@@ -204,6 +228,8 @@ class Cuda final : public CudaOps {
 
   absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
                                  StreamView stream) override {
+    if (stream.kind() == StreamKind::kOffload)
+      return Offload(dst, src, bytes, cudaMemcpyHostToDevice);
     const bool on_copy_stream = stream.kind() == StreamKind::kCopy;
     if (on_copy_stream) SOUP_RETURN_IF_ERROR(Keep(copies_.Start(copy_.get())));
     for (int64_t done = 0; done < bytes;) {
@@ -238,6 +264,9 @@ class Cuda final : public CudaOps {
     return Check(cudaMemcpyAsync(staged, src, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
                                  compute_.get()),
                  "copy to the host");
+  }
+  absl::Status OffloadAsync(void* dst, const void* src, int64_t bytes) override {
+    return Offload(dst, src, bytes, cudaMemcpyDeviceToHost);
   }
   void CopyOnDevice(void* dst, const void* src, int64_t bytes) override {
     Told(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
@@ -283,11 +312,25 @@ class Cuda final : public CudaOps {
         "; build with -DCMAKE_CUDA_ARCHITECTURES=", properties.major, properties.minor));
   }
 
+  // The host's side lies in a host arena: pinned whole.
+  absl::Status Offload(void* dst, const void* src, int64_t bytes, cudaMemcpyKind kind) {
+    SOUP_RETURN_IF_ERROR(Keep(offloads_.Start(offload_.get())));
+    SOUP_RETURN_IF_ERROR(Check(
+        cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), kind, offload_.get()), "offload"));
+    SOUP_RETURN_IF_ERROR(Keep(offloads_.Stop(offload_.get())));
+    if (offloads_.full()) HarvestTimes();
+    absl::MutexLock lock(&mutex_);
+    counters_.offload_bytes += bytes;
+    return absl::OkStatus();
+  }
+
   void HarvestTimes() {
     const double stall = stalls_.Harvest(), busy = copies_.Harvest();
+    const double offload = offloads_.Harvest();
     absl::MutexLock lock(&mutex_);
     counters_.stall_seconds += stall;
     counters_.copy_busy_seconds += busy;
+    counters_.offload_busy_seconds += offload;
   }
 
   void DeliverResults(int64_t up_to) {
@@ -300,6 +343,7 @@ class Cuda final : public CudaOps {
 
   const CudaBackendOptions options_;
   CudaStream copy_;
+  CudaStream offload_;
   CudaBlock block_;
   CudaBlock pinned_;
   bool read_only_pins_ = false;
@@ -309,6 +353,7 @@ class Cuda final : public CudaOps {
   int64_t result_bytes_ = 0;
   CudaStopwatch stalls_;
   CudaStopwatch copies_;
+  CudaStopwatch offloads_;
   mutable absl::Mutex mutex_;
   BackendCounters counters_ ABSL_GUARDED_BY(mutex_);
 };

@@ -10,7 +10,7 @@
 
 namespace soup::engine {
 
-enum class StreamKind : uint8_t { kCompute, kCopy };
+enum class StreamKind : uint8_t { kCompute, kCopy, kOffload };
 
 // Does not own. Valid while its backend lives. Plain value.
 class StreamView {

@@ -27,10 +27,14 @@ class GemmRecorder final : public Backend {
   DType activation_type() const override { return act_; }
   DType weight_type() const override { return wt_; }
   absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Arena>> CreateHostArena(int64_t bytes) override {
+    return CreateArena(bytes);
+  }
   void RegisterHostMemory(const void*, int64_t) override {}
   void UnregisterHostMemory() override {}
   StreamView compute_stream() override { return {StreamKind::kCompute, nullptr}; }
   StreamView copy_stream() override { return {StreamKind::kCopy, nullptr}; }
+  StreamView offload_stream() override { return {StreamKind::kOffload, nullptr}; }
   Event MakeEvent() override { return Event(std::make_shared<EventRep>()); }
   Event MakeTimedEvent() override { return MakeEvent(); }
   absl::StatusOr<double> SecondsBetween(const Event&, const Event&) override { return 0.0; }
@@ -44,6 +48,7 @@ class GemmRecorder final : public Backend {
     return absl::OkStatus();
   }
   absl::Status CopyToHostAsync(void*, const void*, int64_t) override { return absl::OkStatus(); }
+  absl::Status OffloadAsync(void*, const void*, int64_t) override { return absl::OkStatus(); }
   void CopyOnDevice(void*, const void*, int64_t) override {}
   void FillZero(void*, int64_t) override {}
   void GatherRows(const kernels::GatherRowsArgs&) override {}

@@ -32,6 +32,8 @@ inline constexpr int kModules = 7;
 const char* ModuleName(Module m);
 const char* ModulePath(Module m);
 absl::StatusOr<Module> ParseModule(absl::string_view name);
+// Of the MLP; the others are the attention's, and come first.
+inline bool IsMlpModule(Module m) { return m >= Module::kGate; }
 
 // Matrices that one GEMM covers.
 enum class Group : uint8_t { kQkv, kO, kGateUp, kDown };

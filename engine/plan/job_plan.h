@@ -94,7 +94,9 @@ struct MemoryPlan {
   ArenaLayout arena;             // every buffer of the pass by name
   int64_t persistent_bytes = 0;  // the part from offset 0 that does not depend on the items: slots,
                                  // resident head, adapters' states
+  ArenaLayout host;  // what the pass keeps in pinned host memory, by the names of its buffers
   int64_t arena_bytes() const { return arena.bytes; }
+  int64_t host_bytes() const { return host.bytes; }
 };
 
 // The exact arena of one pass. Deterministic; grows monotonically with tokens, items, rank, slots

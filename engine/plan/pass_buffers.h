@@ -1,37 +1,62 @@
 // The buffers of a pass: their names and the ops between which they live. PlanMemory requests them
 // and the executor takes them, by these names only.
 //
-// The time line is abstract: the layer ops repeat for every visit, so a buffer that lives from
-// kForwardQkv to kForwardDown is reused by every layer, and one that outlives a visit lives through
-// the whole phase. Pure; any thread.
+// The time line is abstract: forward visits by bands of layers that keep the same
+// (placement.h), the loss, backward visits by the same bands, the update. The layer ops of a band
+// repeat for each of its layers, so a buffer that lives from kForwardQkv to kForwardDown of a band
+// is reused by all of them. Pure; any thread.
 #ifndef SOUP_ENGINE_PLAN_PASS_BUFFERS_H_
 #define SOUP_ENGINE_PLAN_PASS_BUFFERS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "engine/base/arena_layout.h"
+#include "engine/model/model_spec.h"
 
 namespace soup::engine {
 
 // T: tokens of the item's bucket; other letters as in kernels/ops.h.
-enum PassOp : int32_t {
-  kPassBegin = 0,
-  kForwardQkv,      // norm, q k v, rope, attention
-  kForwardO,        // output projection, residual
-  kForwardGateUp,   // norm, gate and up, activation
-  kForwardDown,     // down projection, residual
-  kLossBegin,       // supervised rows, final norm
-  kLossSlices,      // the head by vocabulary slices
-  kLossFinish,      // dh, back through the final norm
-  kRecomputeQkv,    // backward visit, recompute: as kForwardQkv
+enum ForwardOp : int32_t {
+  kForwardQkv,     // norm, q k v, rope, attention
+  kForwardO,       // output projection, residual
+  kForwardGateUp,  // norm, gate and up, activation
+  kForwardDown,    // down projection, residual
+  kForwardOps,
+};
+enum LossOp : int32_t {
+  kLossBegin,   // supervised rows, final norm
+  kLossSlices,  // the head by vocabulary slices
+  kLossFinish,  // dh, back through the final norm
+  kLossOps,
+};
+enum BackwardOp : int32_t {
+  kRecomputeQkv,    // attention made again: as kForwardQkv
   kRecomputeO,      // as kForwardO
   kBackwardDown,    // d act
-  kBackwardGateUp,  // (recompute) gate and up; their backward, norm
+  kBackwardGateUp,  // (made again) gate and up; their backward, norm
   kBackwardO,       // d attention output
   kBackwardQkv,     // attention backward, rope, q k v, norm
-  kPassUpdate,      // gradient norm, AdamW
+  kBackwardOps,
+};
+
+class PassTimeline {
+ public:
+  explicit PassTimeline(int32_t bands) : bands_(bands) {}
+  int32_t begin() const { return 0; }
+  int32_t Forward(int32_t band, ForwardOp op) const { return 1 + band * kForwardOps + op; }
+  int32_t Loss(LossOp op) const { return 1 + bands_ * kForwardOps + op; }
+  // The last band comes first.
+  int32_t Backward(int32_t band, BackwardOp op) const {
+    return 1 + bands_ * kForwardOps + kLossOps + (bands_ - 1 - band) * kBackwardOps + op;
+  }
+  int32_t update() const { return Backward(0, kBackwardQkv) + 1; }
+
+ private:
+  const int32_t bands_;
 };
 
 // Whole pass, the same in every pass of one configuration: slots, resident head, adapters' states.
@@ -49,6 +74,10 @@ inline constexpr char kJobOperand[] = "operand";  // bf16 copy of the weights wh
 inline constexpr char kJobGradients[] = "gradients";
 inline constexpr char kJobFirstMoment[] = "first_moment";
 inline constexpr char kJobSecondMoment[] = "second_moment";
+// Update, moments in host memory: two chunks of both, fp32 [2, 2, chunk].
+inline constexpr char kUpdateMoments[] = "update/moments";
+inline constexpr int64_t kMomentChunk = int64_t{1} << 20;  // elements, at most
+inline int64_t MomentChunk(int64_t elements) { return std::min(elements, kMomentChunk); }
 
 // An item's own; `item` counts through the pass.
 inline std::string ItemBuffer(int64_t item, absl::string_view what) {
@@ -57,52 +86,59 @@ inline std::string ItemBuffer(int64_t item, absl::string_view what) {
 // Whole pass.
 inline constexpr char kItemIndex[] = "index";            // i32 [4 T + S + 1], see ItemIndexInts
 inline constexpr char kItemBoundaries[] = "boundaries";  // act [L + 1, T, H]; score: [2, T, H]
-// Retention keep only, whole pass.
-inline constexpr char kKeptQkv[] = "kept/qkv";         // act [L, T, NQ], rotated
-inline constexpr char kKeptAttention[] = "kept/att";   // act [L, T, Q]
-inline constexpr char kKeptLse[] = "kept/lse";         // fp32 [L, T, Hq]
-inline constexpr char kKeptMiddle[] = "kept/middle";   // act [L, T, H], after attention's residual
-inline constexpr char kKeptGateUp[] = "kept/gate_up";  // act [L, T, 2 I]
-inline constexpr char kKeptLowRank[] = "kept/low_rank";  // act [L, targets, T, r]: x A^T
-// Forward.
-inline constexpr char kItemWork[] =
-    "forward/work";  // act [T, max(Q, I)]: attention out, activation
+// Boundaries in host memory: a ring of kBoundarySlots blocks [T, H] on the device, of the others
+// each one block in host memory under the same name.
+inline constexpr int32_t kBoundarySlots = 3;
+// What a band of layers keeps on the device for an item, one block a layer; and, of the layers that
+// keep it in host memory, a ring of kKeptSlots blocks on the device. The ring's last blocks stay
+// there over the turn; the others lie in host memory, under the ring's name.
+inline constexpr int32_t kKeptSlots = 2;
+inline constexpr char kKeptAttention[] = "kept/attention";  // AttentionBlock a layer
+inline constexpr char kKeptMlp[] = "kept/mlp";              // MlpBlock a layer
+inline constexpr char kRingAttention[] = "ring/attention";
+inline constexpr char kRingMlp[] = "ring/mlp";
 // Loss.
 inline constexpr char kItemHeadHidden[] = "loss/hidden";  // act [T, H]: normed rows; then dh
 inline constexpr char kItemHeadGrad[] = "loss/grad";      // fp32 [T, H]
 inline constexpr char kItemTargetRow[] = "loss/target";   // wt [T, H]
 inline constexpr char kItemHeadStats[] = "loss/stats";    // fp32 [5 T]: m, l, target, loss, rstd
-// Backward.
+// Loss and backward.
 inline constexpr char kItemGrad[] = "backward/grad";  // act [T, H]: gradient of the residual stream
-inline constexpr char kItemBackWork[] = "backward/work";   // act [T, max(Q, I)]: d act, d attention
-inline constexpr char kAgainQkv[] = "again/qkv";           // act [T, NQ]
-inline constexpr char kAgainAttention[] = "again/att";     // act [T, Q]
-inline constexpr char kAgainLse[] = "again/lse";           // fp32 [T, Hq]
-inline constexpr char kAgainMiddle[] = "again/middle";     // act [T, H]
-inline constexpr char kAgainLowRank[] = "again/low_rank";  // act [targets, T, r]
 
-// Shared by the items, one at a time: sized by the largest.
-inline constexpr char kWeightScratch[] = "weight";                // wt, largest group or head slice
-inline constexpr char kForwardHidden[] = "forward/hidden";        // act [T, H]
-inline constexpr char kForwardRstd[] = "forward/rstd";            // fp32 [T]
-inline constexpr char kForwardQkvOut[] = "forward/qkv";           // act [T, NQ]
-inline constexpr char kForwardLse[] = "forward/lse";              // fp32 [T, Hq]
-inline constexpr char kForwardGateUpOut[] = "forward/gate_up";    // act [T, 2 I]
-inline constexpr char kForwardLowRank[] = "forward/low_rank";     // act [T, r]
-inline constexpr char kForwardDropped[] = "forward/dropped";      // act [T, max input]
-inline constexpr char kLossGathered[] = "loss/gathered";          // act [T, H]
-inline constexpr char kLossLogits[] = "loss/logits";              // fp32 [T, slice]
-inline constexpr char kBackwardHidden[] = "backward/hidden";      // act [T, H]
-inline constexpr char kBackwardRstd[] = "backward/rstd";          // fp32 [T]
-inline constexpr char kBackwardDHidden[] = "backward/d_hidden";   // act [T, H]
-inline constexpr char kBackwardGateUpIn[] = "backward/gate_up";   // act [T, 2 I]
-inline constexpr char kBackwardAct[] = "backward/act";            // act [T, I]
-inline constexpr char kBackwardDQkv[] = "backward/d_qkv";         // act [T, NQ]
-inline constexpr char kBackwardDelta[] = "backward/delta";        // fp32 [T, Hq]
-inline constexpr char kBackwardPartials[] = "backward/partials";  // AttentionPartialsPlanned
-inline constexpr char kBackwardDLowRank[] = "backward/d_low_rank";  // act [T, r]
-inline constexpr char kBackwardDropped[] = "backward/dropped";      // act [T, max input]
-inline constexpr char kBackwardDDropped[] = "backward/d_dropped";   // act [T, max input]
+// Of one band: `name` of an item's or a shared buffer.
+inline std::string InBand(absl::string_view name, int32_t band) {
+  return absl::StrCat(name, "/", band);
+}
+// An item's, of one band.
+inline constexpr char kItemWork[] =
+    "forward/work";  // act [T, max(Q, I)]: attention out, activation
+inline constexpr char kItemBackWork[] = "backward/work";  // act [T, max(Q, I)]: d act, d attention
+inline constexpr char kAgainAttention[] = "again/attention";  // AttentionBlock
+
+// Shared by the items, one at a time, sized by the largest. Of one band but for the weight and the
+// loss.
+inline constexpr char kWeightScratch[] = "weight";               // wt, largest group or head slice
+inline constexpr char kForwardHidden[] = "forward/hidden";       // act [T, H]
+inline constexpr char kForwardRstd[] = "forward/rstd";           // fp32 [T]
+inline constexpr char kForwardQkvOut[] = "forward/qkv";          // act [T, NQ]
+inline constexpr char kForwardLse[] = "forward/lse";             // fp32 [T, Hq]
+inline constexpr char kForwardGateUpOut[] = "forward/gate_up";   // act [T, 2 I]
+inline constexpr char kForwardLowRank[] = "forward/low_rank";    // act [T, r]
+inline constexpr char kForwardDropped[] = "forward/dropped";     // act [T, max input]
+inline constexpr char kLossGathered[] = "loss/gathered";         // act [T, H]
+inline constexpr char kLossLogits[] = "loss/logits";             // fp32 [T, slice]
+inline constexpr char kBackwardHidden[] = "backward/hidden";     // act [T, H]
+inline constexpr char kBackwardRstd[] = "backward/rstd";         // fp32 [T]
+inline constexpr char kBackwardDHidden[] = "backward/d_hidden";  // act [T, H]
+inline constexpr char kBackwardGateUpIn[] = "backward/gate_up";  // act [T, 2 I]
+inline constexpr char kBackwardMlpLowRank[] = "backward/mlp_low_rank";  // act [MLP targets, T, r]
+inline constexpr char kBackwardAct[] = "backward/act";                  // act [T, I]
+inline constexpr char kBackwardDQkv[] = "backward/d_qkv";               // act [T, NQ]
+inline constexpr char kBackwardDelta[] = "backward/delta";              // fp32 [T, Hq]
+inline constexpr char kBackwardPartials[] = "backward/partials";        // AttentionPartialsPlanned
+inline constexpr char kBackwardDLowRank[] = "backward/d_low_rank";      // act [T, r]
+inline constexpr char kBackwardDropped[] = "backward/dropped";          // act [T, max input]
+inline constexpr char kBackwardDDropped[] = "backward/d_dropped";       // act [T, max input]
 
 // CUDA: how many blocks may share the query heads of one key-value head in attention's backward
 // (they add up partial dk and dv in fixed order), and the fp32 bytes that this takes. A function of
@@ -122,6 +158,40 @@ inline int64_t AttentionPartialsPlanned(int64_t tokens, int64_t heads, int64_t k
   const int64_t rows =
       tokens * heads < kAttentionPartialRows ? tokens * heads : kAttentionPartialRows;
   return rows * 2 * head_dim * 4;
+}
+
+// What the backward of one layer reads of one item. Offsets are bytes from the block's start,
+// multiples of kArenaAlignment. `act`: bytes of an element.
+struct AttentionBlock {
+  int64_t qkv = 0;        // act [T, NQ], rotated
+  int64_t attention = 0;  // act [T, Q]
+  int64_t lse = 0;        // fp32 [T, Hq]
+  int64_t middle = 0;     // act [T, H], after attention's residual
+  int64_t low_rank = 0;   // act [attention targets, T, r]: x A^T
+  int64_t bytes = 0;
+};
+struct MlpBlock {
+  int64_t gate_up = 0;   // act [T, 2 I]
+  int64_t low_rank = 0;  // act [MLP targets, T, r]
+  int64_t bytes = 0;
+};
+// `low_rank`: targets of the class times r.
+inline AttentionBlock MakeAttentionBlock(const ModelSpec& model, int64_t tokens, int64_t low_rank,
+                                         int64_t act) {
+  AttentionBlock b;
+  b.attention = b.qkv + ArenaRoundUp(tokens * model.qkv_width() * act);
+  b.lse = b.attention + ArenaRoundUp(tokens * model.q_width() * act);
+  b.middle = b.lse + ArenaRoundUp(tokens * model.heads * int64_t{4});
+  b.low_rank = b.middle + ArenaRoundUp(tokens * model.hidden * act);
+  b.bytes = b.low_rank + ArenaRoundUp(tokens * low_rank * act);
+  return b;
+}
+inline MlpBlock MakeMlpBlock(const ModelSpec& model, int64_t tokens, int64_t low_rank,
+                             int64_t act) {
+  MlpBlock b;
+  b.low_rank = b.gate_up + ArenaRoundUp(tokens * 2 * model.intermediate * act);
+  b.bytes = b.low_rank + ArenaRoundUp(tokens * low_rank * act);
+  return b;
 }
 
 // ids, positions, supervised rows and their targets [T] each, then cu_seqlens [S + 1].

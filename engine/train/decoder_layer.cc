@@ -9,29 +9,19 @@
 
 namespace soup::engine {
 
-LayerActivations PassItemState::KeptOf(const PassEnv& env, int64_t l) const {
-  const ModelSpec& m = env.spec;
-  LayerActivations a;
-  a.qkv = At(kept.qkv, l * T * m.qkv_width(), env.act_bytes);
-  a.attention = At(kept.attention, l * T * m.q_width(), env.act_bytes);
-  a.lse = kept.lse + l * T * m.heads;
-  a.middle = At(kept.middle, l * T * m.hidden, env.act_bytes);
-  a.gate_up = At(kept.gate_up, l * T * 2 * m.intermediate, env.act_bytes);
-  a.low_rank = At(kept.low_rank, l * T * lora->targets * lora->r, env.act_bytes);
-  return a;
-}
-
 DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items,
                            void* weight_scratch)
     : env_(env), items_(*items), weight_scratch_(weight_scratch) {
   for (const PassItemState& item : items_) {
     const int64_t r = item.lora->r;
     largest_.tokens = std::max(largest_.tokens, item.T);
-    if (!item.keeps) {
-      largest_.unkept_tokens = std::max(largest_.unkept_tokens, item.T);
-      largest_.unkept_rank = std::max(largest_.unkept_rank, r);
+    if (!item.train) {
+      largest_.score_tokens = std::max(largest_.score_tokens, item.T);
+      largest_.score_rank = std::max(largest_.score_rank, r);
+      continue;
     }
-    if (!item.train) continue;
+    const int64_t mlp_targets = item.lora->targets - item.lora->attention_targets;
+    largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, item.T * mlp_targets * r);
     largest_.train_tokens = std::max(largest_.train_tokens, item.T);
     largest_.train_rank = std::max(largest_.train_rank, r);
     if (item.lora->adapts(Module::kDown)) {
@@ -55,30 +45,47 @@ absl::StatusOr<std::byte*> DecoderLayer::Take(std::vector<ArenaBuffer>& owners,
   return owners.back().data();
 }
 
+absl::StatusOr<std::byte*> DecoderLayer::TakeShared(std::vector<ArenaBuffer>& owners,
+                                                    absl::string_view name, int64_t elements,
+                                                    int64_t element_bytes) {
+  return Take(owners, InBand(name, band_index_), elements, element_bytes);
+}
+
+absl::StatusOr<std::byte*> DecoderLayer::TakeOwn(const PassItemState& item, absl::string_view name,
+                                                 int64_t elements, int64_t element_bytes) {
+  return Take(scratch_.owners, ItemBuffer(item.index, InBand(name, band_index_)), elements,
+              element_bytes);
+}
+
 std::byte* DecoderLayer::LowRank(const PassItemState& item, Module m,
                                  const LayerActivations& a) const {
   if (!item.lora->adapts(m)) return nullptr;
-  return a.low_rank == nullptr ? scratch_.low_rank : LowRankOf(env_, item, m, a.low_rank);
+  std::byte* block = IsMlpModule(m) ? a.mlp_low_rank : a.low_rank;
+  return block == nullptr ? scratch_.low_rank : LowRankOf(env_, item, m, block);
 }
 
-absl::Status DecoderLayer::BeginForward() {
+absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
   const ModelSpec& m = env_.spec;
+  band_ = band;
+  band_index_ = index;
   std::vector<ArenaBuffer>& owners = scratch_.owners;
   const int64_t act = env_.act_bytes;
   for (PassItemState& item : items_) {
-    const int64_t width = item.keeps ? m.intermediate : std::max(m.q_width(), m.intermediate);
-    SOUP_ASSIGN_OR_RETURN(item.work,
-                          Take(owners, ItemBuffer(item.index, kItemWork), item.T * width, act));
+    const bool kept = item.train && band.attention != Home::kRecompute;
+    const int64_t width = kept ? m.intermediate : std::max(m.q_width(), m.intermediate);
+    SOUP_ASSIGN_OR_RETURN(item.work, TakeOwn(item, kItemWork, item.T * width, act));
   }
   SOUP_ASSIGN_OR_RETURN(scratch_.hidden,
-                        Take(owners, kForwardHidden, largest_.tokens * m.hidden, act));
-  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, Take(owners, kForwardRstd, largest_.tokens, 4));
+                        TakeShared(owners, kForwardHidden, largest_.tokens * m.hidden, act));
+  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, TakeShared(owners, kForwardRstd, largest_.tokens, 4));
   scratch_.rstd = reinterpret_cast<float*>(rstd);
-  SOUP_ASSIGN_OR_RETURN(
-      scratch_.low_rank,
-      Take(owners, kForwardLowRank, largest_.unkept_tokens * largest_.unkept_rank, act));
+  const bool all_kept = band.attention != Home::kRecompute && band.mlp != Home::kRecompute;
+  const int64_t rank =
+      all_kept ? largest_.score_rank : std::max(largest_.score_rank, largest_.train_rank);
+  const int64_t unkept = std::max(UnkeptTokens(band.attention), UnkeptTokens(band.mlp));
+  SOUP_ASSIGN_OR_RETURN(scratch_.low_rank, TakeShared(owners, kForwardLowRank, unkept * rank, act));
   SOUP_ASSIGN_OR_RETURN(scratch_.lora.dropped,
-                        Take(owners, kForwardDropped, largest_.dropped, act));
+                        TakeShared(owners, kForwardDropped, largest_.dropped, act));
   return absl::OkStatus();
 }
 
@@ -95,26 +102,27 @@ absl::Status DecoderLayer::Forward(int64_t layer, const std::byte* slab,
 
 absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab) {
   const ModelSpec& m = env_.spec;
-  // Where an item that keeps nothing has its results for the length of the visit.
-  const auto activations = [&](const PassItemState& item) {
-    if (item.keeps) return item.KeptOf(env_, layer);
-    LayerActivations a;
+  const int64_t unkept = UnkeptTokens(band_.attention);
+  // Where an item that does not keep attention has its results for the length of the visit.
+  const auto activations = [](const PassItemState& item) {
+    LayerActivations a = item.kept;
+    if (a.has_attention()) return a;
     a.attention = item.work;
-    a.middle = item.boundary(env_, layer + 1);
+    a.middle = item.output;
     return a;
   };
   {
     std::vector<ArenaBuffer> owners;
-    SOUP_ASSIGN_OR_RETURN(
-        std::byte * qkv,
-        Take(owners, kForwardQkvOut, largest_.unkept_tokens * m.qkv_width(), env_.act_bytes));
-    SOUP_ASSIGN_OR_RETURN(std::byte * lse,
-                          Take(owners, kForwardLse, largest_.unkept_tokens * m.heads, 4));
+    SOUP_ASSIGN_OR_RETURN(std::byte * qkv, TakeShared(owners, kForwardQkvOut,
+                                                      unkept * m.qkv_width(), env_.act_bytes));
+    SOUP_ASSIGN_OR_RETURN(std::byte * lse, TakeShared(owners, kForwardLse, unkept * m.heads, 4));
     const GroupWeight w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
-      if (!item.keeps) a.qkv = qkv;
-      if (!item.keeps) a.lse = reinterpret_cast<float*>(lse);
+      if (!a.has_attention()) {
+        a.qkv = qkv;
+        a.lse = reinterpret_cast<float*>(lse);
+      }
       Qkv(item, layer, slab, w, a);
     }
   }
@@ -126,21 +134,20 @@ absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab
 absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
                                       const SlabDone& slab_done) {
   const ModelSpec& m = env_.spec;
-  const auto activations = [&](const PassItemState& item) {
-    if (item.keeps) return item.KeptOf(env_, layer);
-    LayerActivations a;
-    a.middle = item.boundary(env_, layer + 1);
+  const auto activations = [](const PassItemState& item) {
+    LayerActivations a = item.kept;
+    if (!a.has_attention()) a.middle = item.output;
     return a;
   };
   {
     std::vector<ArenaBuffer> owners;
     SOUP_ASSIGN_OR_RETURN(std::byte * gate_up,
-                          Take(owners, kForwardGateUpOut,
-                               largest_.unkept_tokens * 2 * m.intermediate, env_.act_bytes));
+                          TakeShared(owners, kForwardGateUpOut,
+                                     UnkeptTokens(band_.mlp) * 2 * m.intermediate, env_.act_bytes));
     const GroupWeight w = MakeGroupWeight(env_, slab, Group::kGateUp, weight_scratch_);
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
-      if (!item.keeps) a.gate_up = gate_up;
+      if (!a.has_mlp()) a.gate_up = gate_up;
       GateUp(item, layer, slab, w, a);
       env_.backend->SwigluForward({a.gate_up, item.work, item.T, m.intermediate});
     }
@@ -169,7 +176,7 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
                        const GroupWeight& w, const LayerActivations& a) {
   const ModelSpec& m = env_.spec;
   const int64_t act = env_.act_bytes, nq = m.qkv_width();
-  Norm(item, item.boundary(env_, layer), slab + env_.layout.input_norm_offset);
+  Norm(item, item.input, slab + env_.layout.input_norm_offset);
   LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, nq, false);
   for (const Module module : {Module::kQ, Module::kK, Module::kV}) {
     LoraForward(env_, item, layer, module, scratch_.hidden, LowRank(item, module, a),
@@ -199,7 +206,7 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
 void DecoderLayer::Output(const PassItemState& item, int64_t layer, const GroupWeight& w,
                           const LayerActivations& a) {
   const int64_t h = env_.spec.hidden;
-  env_.backend->CopyOnDevice(a.middle, item.boundary(env_, layer), item.T * h * env_.act_bytes);
+  env_.backend->CopyOnDevice(a.middle, item.input, item.T * h * env_.act_bytes);
   LinearForward(env_, a.attention, item.T, w, a.middle, h, true);
   LoraForward(env_, item, layer, Module::kO, a.attention, LowRank(item, Module::kO, a), a.middle, h,
               scratch_.lora);
@@ -222,7 +229,7 @@ void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::b
 void DecoderLayer::Down(const PassItemState& item, int64_t layer, const GroupWeight& w,
                         const LayerActivations& a) {
   const int64_t h = env_.spec.hidden;
-  std::byte* out = item.boundary(env_, layer + 1);
+  std::byte* out = item.output;
   if (a.middle != out) {
     env_.backend->CopyOnDevice(out, a.middle, item.T * h * env_.act_bytes);
   }

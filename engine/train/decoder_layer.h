@@ -6,8 +6,9 @@
 //
 // Group-major inside a visit: each group's weight operand is made once, then every item runs its
 // own GEMM. The backward never runs the down projection again: d act = g Wd comes first, then gate
-// and up are read or recomputed and differentiated from one weight operand. Without retention q, k,
-// v and o are made again first, by the same calls on the same inputs, hence with the same bits.
+// and up are read or recomputed and differentiated from one weight operand. Where attention is not
+// kept, q, k, v and o are made again first, by the same calls on the same inputs, hence with the
+// same bits. What an item keeps of the layer lies where its `kept` says.
 // Errors: those of the arena (a buffer that the plan does not hold: our own mistake).
 #ifndef SOUP_ENGINE_TRAIN_DECODER_LAYER_H_
 #define SOUP_ENGINE_TRAIN_DECODER_LAYER_H_
@@ -34,44 +35,53 @@ class DecoderLayer {
   // `weight_scratch`: wt, as large as the largest group.
   DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items, void* weight_scratch);
 
-  // Takes the buffers of a phase, and gives them back.
-  absl::Status BeginForward();
+  // Takes the buffers of a band of layers (`index` among the pass's bands), and gives them back.
+  absl::Status BeginForward(const LayerBand& band, int32_t index);
   void EndForward();
-  absl::Status BeginBackward();
+  absl::Status BeginBackward(const LayerBand& band, int32_t index);
   void EndBackward();
 
-  // boundary(l) -> boundary(l + 1) of every item.
+  // Every item's `input` -> its `output`, and its `kept`.
   absl::Status Forward(int64_t layer, const std::byte* slab, const SlabDone& slab_done);
-  // Each train item's `grad` from the gradient of boundary(l + 1) to that of boundary(l) (not
+  // Each train item's `grad` from the gradient of the layer's output to that of its `input` (not
   // written for layer 0: nothing reads it), adapters' gradients added.
   absl::Status Backward(int64_t layer, const std::byte* slab, const SlabDone& slab_done);
 
  private:
-  // A phase's shared buffers.
+  // A band's shared buffers.
   struct Scratch {
     std::vector<ArenaBuffer> owners;
     std::byte* hidden = nullptr;    // act [T, H]
     float* rstd = nullptr;          // [T]
     std::byte* d_hidden = nullptr;  // act [T, H]; backward
-    std::byte* low_rank = nullptr;  // act [T, r]; forward of items that keep nothing
+    std::byte* low_rank = nullptr;  // act [T, r]; forward where a class is not kept
     float* partials = nullptr;      // attention backward where act is bf16 and heads share
     LoraScratch lora;
   };
   // The largest of the items: what the shared buffers are sized by.
   struct Largest {
     int64_t tokens = 0;
-    int64_t unkept_tokens = 0;
-    int64_t unkept_rank = 0;
+    int64_t score_tokens = 0;  // of score items
+    int64_t score_rank = 0;
     int64_t train_tokens = 0;
     int64_t train_rank = 0;
-    int64_t dropped = 0;      // tokens * widest adapted input
-    int64_t down_tokens = 0;  // of train items that adapt down_proj
+    int64_t dropped = 0;       // tokens * widest adapted input
+    int64_t down_tokens = 0;   // of train items that adapt down_proj
+    int64_t mlp_low_rank = 0;  // elements of x A^T of a train item's MLP targets
   };
 
   // Takes a buffer of `elements` and hands it to `owners`; null when there are none.
   absl::StatusOr<std::byte*> Take(std::vector<ArenaBuffer>& owners, absl::string_view name,
                                   int64_t elements, int64_t element_bytes);
-  absl::Status TakeAgain(PassItemState& item);
+  // The same of a shared buffer of the band, and of an item's.
+  absl::StatusOr<std::byte*> TakeShared(std::vector<ArenaBuffer>& owners, absl::string_view name,
+                                        int64_t elements, int64_t element_bytes);
+  absl::StatusOr<std::byte*> TakeOwn(const PassItemState& item, absl::string_view name,
+                                     int64_t elements, int64_t element_bytes);
+  // Tokens of the largest item that does not keep a class whose home is `home`.
+  int64_t UnkeptTokens(Home home) const {
+    return home == Home::kRecompute ? largest_.tokens : largest_.score_tokens;
+  }
   std::byte* LowRank(const PassItemState& item, Module m, const LayerActivations& a) const;
 
   void Norm(const PassItemState& item, const std::byte* x, const std::byte* weight);
@@ -91,21 +101,26 @@ class DecoderLayer {
   void RecomputeAttention(int64_t layer, const std::byte* slab);
   absl::Status BackwardMlp(int64_t layer, const std::byte* slab);
   void BackwardGateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
-                      const GroupWeight& w, std::byte* gate_up_scratch, std::byte* act);
+                      const GroupWeight& w, const LayerActivations& mlp_again, std::byte* act);
   absl::Status BackwardAttention(int64_t layer, const std::byte* slab);
   void BackwardOutput(const PassItemState& item, int64_t layer, const GroupWeight& w,
                       const LayerActivations& a);
   void BackwardQkv(const PassItemState& item, int64_t layer, const std::byte* slab,
                    const GroupWeight& w, const LayerActivations& a, std::byte* d_qkv, float* delta);
-  // What the backward of a layer reads, kept or made again.
-  LayerActivations BackwardActivations(const PassItemState& item, int64_t layer) const {
-    return item.keeps ? item.KeptOf(env_, layer) : item.again;
+  // What the backward of the visit reads: attention kept or made again, the MLP where kept.
+  static LayerActivations BackwardActivations(const PassItemState& item) {
+    LayerActivations a = item.kept.has_attention() ? item.kept : item.again;
+    a.gate_up = item.kept.gate_up;
+    a.mlp_low_rank = item.kept.mlp_low_rank;
+    return a;
   }
 
   const PassEnv& env_;
   std::vector<PassItemState>& items_;
   void* weight_scratch_;
   Largest largest_;
+  LayerBand band_;
+  int32_t band_index_ = 0;
   Scratch scratch_;
 };
 

@@ -8,44 +8,31 @@
 
 namespace soup::engine {
 
-absl::Status DecoderLayer::TakeAgain(PassItemState& item) {
+absl::Status DecoderLayer::BeginBackward(const LayerBand& band, int32_t index) {
   const ModelSpec& m = env_.spec;
-  std::vector<ArenaBuffer>& owners = scratch_.owners;
-  const int64_t t = item.T, act = env_.act_bytes, i = item.index;
-  LayerActivations a;
-  SOUP_ASSIGN_OR_RETURN(a.qkv, Take(owners, ItemBuffer(i, kAgainQkv), t * m.qkv_width(), act));
-  SOUP_ASSIGN_OR_RETURN(a.attention,
-                        Take(owners, ItemBuffer(i, kAgainAttention), t * m.q_width(), act));
-  SOUP_ASSIGN_OR_RETURN(std::byte * lse, Take(owners, ItemBuffer(i, kAgainLse), t * m.heads, 4));
-  a.lse = reinterpret_cast<float*>(lse);
-  SOUP_ASSIGN_OR_RETURN(a.middle, Take(owners, ItemBuffer(i, kAgainMiddle), t * m.hidden, act));
-  SOUP_ASSIGN_OR_RETURN(a.low_rank, Take(owners, ItemBuffer(i, kAgainLowRank),
-                                         t * item.lora->targets * item.lora->r, act));
-  item.again = a;
-  return absl::OkStatus();
-}
-
-absl::Status DecoderLayer::BeginBackward() {
-  const ModelSpec& m = env_.spec;
+  band_ = band;
+  band_index_ = index;
   std::vector<ArenaBuffer>& owners = scratch_.owners;
   const int64_t act = env_.act_bytes, t = largest_.train_tokens;
   for (PassItemState& item : items_) {
     if (!item.train) continue;
     const int64_t width = std::max(m.q_width(), m.intermediate);
-    SOUP_ASSIGN_OR_RETURN(item.back_work,
-                          Take(owners, ItemBuffer(item.index, kItemBackWork), item.T * width, act));
-    if (!item.keeps) SOUP_RETURN_IF_ERROR(TakeAgain(item));
+    SOUP_ASSIGN_OR_RETURN(item.back_work, TakeOwn(item, kItemBackWork, item.T * width, act));
+    if (band.attention != Home::kRecompute) continue;
+    SOUP_ASSIGN_OR_RETURN(std::byte * again,
+                          TakeOwn(item, kAgainAttention, AttentionBlockBytes(env_, item), 1));
+    SetAttention(env_, item, again, &item.again);
   }
-  SOUP_ASSIGN_OR_RETURN(scratch_.hidden, Take(owners, kBackwardHidden, t * m.hidden, act));
-  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, Take(owners, kBackwardRstd, t, 4));
+  SOUP_ASSIGN_OR_RETURN(scratch_.hidden, TakeShared(owners, kBackwardHidden, t * m.hidden, act));
+  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, TakeShared(owners, kBackwardRstd, t, 4));
   scratch_.rstd = reinterpret_cast<float*>(rstd);
-  SOUP_ASSIGN_OR_RETURN(scratch_.d_hidden, Take(owners, kBackwardDHidden, t * m.hidden, act));
+  SOUP_ASSIGN_OR_RETURN(scratch_.d_hidden, TakeShared(owners, kBackwardDHidden, t * m.hidden, act));
   SOUP_ASSIGN_OR_RETURN(scratch_.lora.d_low_rank,
-                        Take(owners, kBackwardDLowRank, t * largest_.train_rank, act));
+                        TakeShared(owners, kBackwardDLowRank, t * largest_.train_rank, act));
   SOUP_ASSIGN_OR_RETURN(scratch_.lora.dropped,
-                        Take(owners, kBackwardDropped, largest_.dropped, act));
+                        TakeShared(owners, kBackwardDropped, largest_.dropped, act));
   SOUP_ASSIGN_OR_RETURN(scratch_.lora.d_dropped,
-                        Take(owners, kBackwardDDropped, largest_.dropped, act));
+                        TakeShared(owners, kBackwardDDropped, largest_.dropped, act));
   return absl::OkStatus();
 }
 
@@ -67,7 +54,9 @@ absl::Status DecoderLayer::Backward(int64_t layer, const std::byte* slab,
 
 // q k v, attention and the middle of the items that have not kept them.
 void DecoderLayer::RecomputeAttention(int64_t layer, const std::byte* slab) {
-  const auto again = [](const PassItemState& item) { return item.train && !item.keeps; };
+  const auto again = [](const PassItemState& item) {
+    return item.train && !item.kept.has_attention();
+  };
   if (std::none_of(items_.begin(), items_.end(), again)) return;
   GroupWeight w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
   for (const PassItemState& item : items_) {
@@ -86,39 +75,44 @@ absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
     if (item.train) LinearBackward(env_, item.grad, item.T, w, item.back_work);  // d act
   }
   std::vector<ArenaBuffer> owners;
-  int64_t again = 0;
-  for (const PassItemState& item : items_) {
-    if (item.train && !item.keeps) again = largest_.train_tokens;
+  LayerActivations mlp_again;
+  if (band_.mlp == Home::kRecompute) {
+    SOUP_ASSIGN_OR_RETURN(mlp_again.gate_up,
+                          TakeShared(owners, kBackwardGateUpIn,
+                                     largest_.train_tokens * 2 * m.intermediate, env_.act_bytes));
+    SOUP_ASSIGN_OR_RETURN(
+        mlp_again.mlp_low_rank,
+        TakeShared(owners, kBackwardMlpLowRank, largest_.mlp_low_rank, env_.act_bytes));
   }
-  SOUP_ASSIGN_OR_RETURN(std::byte * gate_up, Take(owners, kBackwardGateUpIn,
-                                                  again * 2 * m.intermediate, env_.act_bytes));
   SOUP_ASSIGN_OR_RETURN(
       std::byte * act,
-      Take(owners, kBackwardAct, largest_.down_tokens * m.intermediate, env_.act_bytes));
+      TakeShared(owners, kBackwardAct, largest_.down_tokens * m.intermediate, env_.act_bytes));
   w = MakeGroupWeight(env_, slab, Group::kGateUp, weight_scratch_);
   for (const PassItemState& item : items_) {
-    if (item.train) BackwardGateUp(item, layer, slab, w, gate_up, act);
+    if (item.train) BackwardGateUp(item, layer, slab, w, mlp_again, act);
   }
   return absl::OkStatus();
 }
 
 // From d act in item.back_work to the gradient of the middle in item.grad.
 void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
-                                  const GroupWeight& w, std::byte* gate_up_scratch,
+                                  const GroupWeight& w, const LayerActivations& mlp_again,
                                   std::byte* act) {
   const int64_t inner = env_.spec.intermediate, h = env_.spec.hidden;
-  LayerActivations a = BackwardActivations(item, layer);
+  LayerActivations a = BackwardActivations(item);
+  const bool kept = a.has_mlp();
   const std::byte* norm = slab + env_.layout.post_attention_norm_offset;
-  if (item.keeps) {
+  if (kept) {
     Norm(item, a.middle, norm);  // h2
   } else {
-    a.gate_up = gate_up_scratch;
+    a.gate_up = mlp_again.gate_up;
+    a.mlp_low_rank = mlp_again.mlp_low_rank;
     GateUp(item, layer, slab, w, a);
   }
   if (item.lora->adapts(Module::kDown)) {
     std::byte* u = LowRank(item, Module::kDown, a);
     env_.backend->SwigluForward({a.gate_up, act, item.T, inner});
-    if (!item.keeps) LoraLowRank(env_, item, layer, Module::kDown, act, u, scratch_.lora);
+    if (!kept) LoraLowRank(env_, item, layer, Module::kDown, act, u, scratch_.lora);
     LoraBackward(env_, item, layer, Module::kDown, item.grad, h, act, u, item.back_work,
                  scratch_.lora);
   }
@@ -136,28 +130,29 @@ absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* sla
   const ModelSpec& m = env_.spec;
   GroupWeight w = MakeGroupWeight(env_, slab, Group::kO, weight_scratch_);
   for (const PassItemState& item : items_) {
-    if (item.train) BackwardOutput(item, layer, w, BackwardActivations(item, layer));
+    if (item.train) BackwardOutput(item, layer, w, BackwardActivations(item));
   }
   std::vector<ArenaBuffer> owners;
   const bool act_is_bf16 = env_.act_bytes == DTypeBytes(DType::kBF16);
   SOUP_ASSIGN_OR_RETURN(
       std::byte * d_qkv,
-      Take(owners, kBackwardDQkv, largest_.train_tokens * m.qkv_width(), env_.act_bytes));
+      TakeShared(owners, kBackwardDQkv, largest_.train_tokens * m.qkv_width(), env_.act_bytes));
   SOUP_ASSIGN_OR_RETURN(std::byte * delta,
-                        Take(owners, kBackwardDelta, largest_.train_tokens * m.heads, 4));
+                        TakeShared(owners, kBackwardDelta, largest_.train_tokens * m.heads, 4));
   scratch_.partials = nullptr;
   if (act_is_bf16 && m.heads != m.kv_heads) {
     SOUP_ASSIGN_OR_RETURN(
         std::byte * partials,
-        Take(owners, kBackwardPartials,
-             AttentionPartialsPlanned(largest_.train_tokens, m.heads, m.kv_heads, m.head_dim), 1));
+        TakeShared(owners, kBackwardPartials,
+                   AttentionPartialsPlanned(largest_.train_tokens, m.heads, m.kv_heads, m.head_dim),
+                   1));
     scratch_.partials = reinterpret_cast<float*>(partials);
   }
   // Layer 0's input is the embedding, which is frozen: its gradient is not made.
   if (layer > 0) w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
   for (const PassItemState& item : items_) {
     if (item.train) {
-      BackwardQkv(item, layer, slab, w, BackwardActivations(item, layer), d_qkv,
+      BackwardQkv(item, layer, slab, w, BackwardActivations(item), d_qkv,
                   reinterpret_cast<float*>(delta));
     }
   }
@@ -208,7 +203,7 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   env_.backend->Rope({d_qkv, item.positions, env_.inverse_frequencies, item.T, m.heads + m.kv_heads,
                       m.head_dim, nq, true});
 
-  const std::byte* x = item.boundary(env_, layer);
+  const std::byte* x = item.input;
   const std::byte* norm = slab + env_.layout.input_norm_offset;
   Norm(item, x, norm);  // h1
   std::byte* d_hidden = layer > 0 ? scratch_.d_hidden : nullptr;

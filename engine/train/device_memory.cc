@@ -26,11 +26,32 @@ std::string Signature(const MemoryPlan& plan) {
 
 }  // namespace
 
+absl::StatusOr<HostState> HostState::Create(Backend* backend, int64_t elements) {
+  HostState state;
+  const char* const names[] = {kJobWeights, kJobGradients, kJobFirstMoment, kJobSecondMoment};
+  absl::Span<float>* const parts[] = {&state.weights_, &state.gradients_, &state.first_moment_,
+                                      &state.second_moment_};
+  std::vector<BufferRequest> requests;
+  for (const char* name : names) {
+    requests.push_back({name, "adapter", elements * kF32Bytes, 0, 0});
+  }
+  ArenaLayout layout = LayOutArena(requests);
+  SOUP_ASSIGN_OR_RETURN(state.arena_, backend->CreateHostArena(layout.bytes));
+  SOUP_RETURN_IF_ERROR(state.arena_->Bind(std::move(layout)));
+  for (int i = 0; i < 4; ++i) {
+    SOUP_ASSIGN_OR_RETURN(ArenaBuffer buffer, state.arena_->Take(names[i], elements * kF32Bytes));
+    *parts[i] = absl::MakeSpan(buffer.as<float>(), static_cast<size_t>(elements));
+    state.buffers_.push_back(std::move(buffer));
+  }
+  return state;
+}
+
 DeviceMemory::~DeviceMemory() { DropAll(); }
 
 absl::Status DeviceMemory::Configure(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                                      const std::map<std::string, HostState*>& states,
                                      bool always_relayout) {
+  SOUP_RETURN_IF_ERROR(BindHostArena(plan.host));
   const std::string signature = Signature(plan);
   const bool fits = arena_ != nullptr && plan.arena_bytes() <= arena_->bytes();
   if (fits && !always_relayout && signature == signature_) return arena_->Bind(plan.arena);
@@ -63,12 +84,22 @@ absl::Status DeviceMemory::GrowArena(int64_t bytes) {
   return absl::OkStatus();
 }
 
+// Grows only: pinning takes time.
+absl::Status DeviceMemory::BindHostArena(const ArenaLayout& layout) {
+  if (layout.bytes == 0 && host_arena_ == nullptr) return absl::OkStatus();
+  if (host_arena_ == nullptr || host_arena_->bytes() < layout.bytes) {
+    host_arena_.reset();
+    SOUP_ASSIGN_OR_RETURN(host_arena_, backend_->CreateHostArena(layout.bytes));
+  }
+  return host_arena_->Bind(layout);
+}
+
 absl::Status DeviceMemory::LayOut(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                                   const std::map<std::string, HostState*>& states) {
   SOUP_RETURN_IF_ERROR(MakeRings(plan, jobs));
   SOUP_RETURN_IF_ERROR(LoadGlobals());
   for (const PassJob& job : jobs) {
-    SOUP_RETURN_IF_ERROR(LoadState(job, *states.at(job.job_id)));
+    SOUP_RETURN_IF_ERROR(LoadState(job, *states.at(job.job_id), plan.placement));
   }
   return backend_->Synchronize(kWait);
 }
@@ -125,11 +156,12 @@ absl::Status DeviceMemory::LoadGlobals() {
   return backend_->Synchronize(kWait);
 }
 
-absl::Status DeviceMemory::LoadState(const PassJob& job, const HostState& host) {
+absl::Status DeviceMemory::LoadState(const PassJob& job, const HostState& host,
+                                     const Placement& placement) {
   DeviceState& device = states_[job.job_id];
   const auto name = [&](const char* what) { return JobBuffer(job.job_id, what); };
-  SOUP_ASSIGN_OR_RETURN(device.weights, TakeFloats(name(kJobWeights), host.weights));
-  const int64_t elements = static_cast<int64_t>(host.weights.size());
+  SOUP_ASSIGN_OR_RETURN(device.weights, TakeFloats(name(kJobWeights), host.weights()));
+  const int64_t elements = static_cast<int64_t>(host.weights().size());
   elements_[job.job_id] = elements;
   device.operand = reinterpret_cast<std::byte*>(device.weights);
   device.operand_bytes = DTypeBytes(backend_->weight_type());
@@ -140,10 +172,12 @@ absl::Status DeviceMemory::LoadState(const PassJob& job, const HostState& host) 
   const bool train = std::any_of(job.items.begin(), job.items.end(),
                                  [](const PassItem& item) { return item.train; });
   if (!train) return absl::OkStatus();
-  SOUP_ASSIGN_OR_RETURN(device.gradients, TakeFloats(name(kJobGradients), host.gradients));
-  SOUP_ASSIGN_OR_RETURN(device.first_moment, TakeFloats(name(kJobFirstMoment), host.first_moment));
+  SOUP_ASSIGN_OR_RETURN(device.gradients, TakeFloats(name(kJobGradients), host.gradients()));
+  if (placement.optimizer_host) return absl::OkStatus();
+  SOUP_ASSIGN_OR_RETURN(device.first_moment,
+                        TakeFloats(name(kJobFirstMoment), host.first_moment()));
   SOUP_ASSIGN_OR_RETURN(device.second_moment,
-                        TakeFloats(name(kJobSecondMoment), host.second_moment));
+                        TakeFloats(name(kJobSecondMoment), host.second_moment()));
   return absl::OkStatus();
 }
 
@@ -164,7 +198,7 @@ absl::StatusOr<std::byte*> DeviceMemory::Take(absl::string_view name) {
 }
 
 absl::StatusOr<float*> DeviceMemory::TakeFloats(const std::string& name,
-                                                const std::vector<float>& values) {
+                                                absl::Span<const float> values) {
   const int64_t bytes = static_cast<int64_t>(values.size()) * kF32Bytes;
   SOUP_ASSIGN_OR_RETURN(ArenaBuffer buffer, arena_->Take(name, bytes));
   float* device = buffer.as<float>();
@@ -174,18 +208,19 @@ absl::StatusOr<float*> DeviceMemory::TakeFloats(const std::string& name,
   return device;
 }
 
-absl::Status DeviceMemory::Save(const std::string& job_id, HostState* state) {
+absl::Status DeviceMemory::Save(const std::string& job_id, HostState* state, bool with_gradients) {
   const auto it = states_.find(job_id);
   // Weights alone are there to be read: the host's are the same.
   if (it == states_.end() || it->second.gradients == nullptr) return absl::OkStatus();
   const DeviceState& device = it->second;
-  const auto copy = [&](std::vector<float>& dst, const float* src) {
+  const auto copy = [&](absl::Span<float> dst, const float* src) {
+    if (src == nullptr) return absl::OkStatus();  // it lives on the host
     return backend_->CopyToHostAsync(dst.data(), src, static_cast<int64_t>(dst.size()) * kF32Bytes);
   };
-  SOUP_RETURN_IF_ERROR(copy(state->weights, device.weights));
-  SOUP_RETURN_IF_ERROR(copy(state->gradients, device.gradients));
-  SOUP_RETURN_IF_ERROR(copy(state->first_moment, device.first_moment));
-  SOUP_RETURN_IF_ERROR(copy(state->second_moment, device.second_moment));
+  SOUP_RETURN_IF_ERROR(copy(state->weights(), device.weights));
+  if (with_gradients) SOUP_RETURN_IF_ERROR(copy(state->gradients(), device.gradients));
+  SOUP_RETURN_IF_ERROR(copy(state->first_moment(), device.first_moment));
+  SOUP_RETURN_IF_ERROR(copy(state->second_moment(), device.second_moment));
   return backend_->Synchronize(kWait);
 }
 

@@ -11,8 +11,8 @@
 
 namespace soup::engine {
 
-absl::StatusOr<std::unique_ptr<JobRun>> JobRun::Open(const ModelBase& base, FileSystem* fs,
-                                                     JobSetup setup) {
+absl::StatusOr<std::unique_ptr<JobRun>> JobRun::Open(Backend* backend, const ModelBase& base,
+                                                     FileSystem* fs, JobSetup setup) {
   std::unique_ptr<JobRun> job(new JobRun());
   job->setup_ = std::move(setup);
   job->fs_ = fs;
@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<JobRun>> JobRun::Open(const ModelBase& base, File
                                             " elements and the memory plan another number"));
   }
   SOUP_RETURN_IF_ERROR(job->MakeSchedules());
+  SOUP_ASSIGN_OR_RETURN(job->host_, HostState::Create(backend, job->layout_->elements()));
   SOUP_RETURN_IF_ERROR(job->FindState(fs));
   job->opened_.steps_done = job->steps_done_;
   job->opened_.steps_total = job->steps_total();
@@ -148,11 +149,9 @@ absl::Status JobRun::FindState(FileSystem* fs) {
       }
     }
   }
-  host_.gradients.assign(n, 0.0f);
   if (!state.has_value()) {
-    SOUP_ASSIGN_OR_RETURN(host_.weights, InitialWeights());
-    host_.first_moment.assign(n, 0.0f);
-    host_.second_moment.assign(n, 0.0f);
+    SOUP_ASSIGN_OR_RETURN(const std::vector<float> weights, InitialWeights());
+    std::copy(weights.begin(), weights.end(), host_.weights().begin());
     return absl::OkStatus();
   }
   if (static_cast<int64_t>(state->weights.size()) != n || state->step > steps_total()) {
@@ -160,7 +159,7 @@ absl::Status JobRun::FindState(FileSystem* fs) {
                                                       state->step, ", ", state->weights.size(),
                                                       " weights) is not of this job"));
   }
-  TakeState(*std::move(state));
+  TakeState(*state);
   return absl::OkStatus();
 }
 
@@ -194,15 +193,15 @@ std::set<RowCounts> JobRun::EveryRowCounts() const {
   return counts;
 }
 
-void JobRun::TakeState(AdapterState state) {
+void JobRun::TakeState(const AdapterState& state) {
   saved_plan_hash_ = state.plan_hash;
-  host_.weights = std::move(state.weights);
-  host_.first_moment = std::move(state.exp_avg);
-  host_.second_moment = std::move(state.exp_avg_sq);
+  std::copy(state.weights.begin(), state.weights.end(), host_.weights().begin());
+  std::copy(state.exp_avg.begin(), state.exp_avg.end(), host_.first_moment().begin());
+  std::copy(state.exp_avg_sq.begin(), state.exp_avg_sq.end(), host_.second_moment().begin());
   steps_done_ = state.step;
   optimizer_steps_ = state.optimizer_steps;
   skipped_ = state.skipped;
-  last_stats_ = std::move(state.stats);
+  last_stats_ = state.stats;
   opened_.last_step = DecodeStepStats(id(), last_stats_);
 }
 
@@ -246,6 +245,7 @@ LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
   lora.target_index.fill(-1);
   for (size_t i = 0; i < layout_->targets().size(); ++i) {
     lora.target_index[static_cast<int>(layout_->targets()[i])] = static_cast<int32_t>(i);
+    if (!IsMlpModule(layout_->targets()[i])) ++lora.attention_targets;
   }
   for (const AdapterTensor& t : layout_->tensors()) {
     const size_t place = t.layer * kModules + static_cast<size_t>(t.module);
@@ -277,8 +277,14 @@ void JobRun::FinishStep(bool applied) {
 }
 
 AdapterStateView JobRun::StateView(absl::string_view stats) const {
-  return {host_.weights,    host_.first_moment, host_.second_moment, steps_done_,
-          optimizer_steps_, skipped_,           plan_hash_,          stats};
+  return {host_.weights(),
+          host_.first_moment(),
+          host_.second_moment(),
+          steps_done_,
+          optimizer_steps_,
+          skipped_,
+          plan_hash_,
+          stats};
 }
 
 absl::Status JobRun::Commit(const StepStats& stats) {
@@ -304,7 +310,7 @@ absl::Status JobRun::Export(const std::string& dir, const std::string& base_mode
   if (!setup_.init_adapter_path.empty()) {
     SOUP_ASSIGN_OR_RETURN(initial, InitialWeights());
   }
-  return ExportPeftAdapter(*fs_, dir, *layout_, host_.weights, initial, config);
+  return ExportPeftAdapter(*fs_, dir, *layout_, host_.weights(), initial, config);
 }
 
 absl::Status JobRun::RemoveMirror() {

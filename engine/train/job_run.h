@@ -48,8 +48,8 @@ struct RowCounts {
 class JobRun {
  public:
   // Errors: as Trainer::OpenJob, but for AlreadyExists.
-  static absl::StatusOr<std::unique_ptr<JobRun>> Open(const ModelBase& base, FileSystem* fs,
-                                                      JobSetup setup);
+  static absl::StatusOr<std::unique_ptr<JobRun>> Open(Backend* backend, const ModelBase& base,
+                                                      FileSystem* fs, JobSetup setup);
 
   // Before anything else: what decides bits beside the numeric plan, as text. Errors:
   // FailedPrecondition (the saved state was made under another plan).
@@ -78,6 +78,7 @@ class JobRun {
 
   // Commits host() to the mirror; nothing when the job has none. Errors: those of files.
   absl::Status Commit(const StepStats& stats);
+  bool has_mirror() const { return mirror_ != nullptr; }
   absl::StatusOr<std::string> SaveCheckpoint();
   absl::Status Export(const std::string& dir, const std::string& base_model_name) const;
   absl::Status RemoveMirror();
@@ -96,7 +97,7 @@ class JobRun {
   absl::Status Check(const ModelBase& base) const;
   absl::Status MakeSchedules();
   absl::Status FindState(FileSystem* fs);
-  void TakeState(AdapterState state);
+  void TakeState(const AdapterState& state);
   absl::StatusOr<std::vector<float>> InitialWeights() const;
   AdapterStateView StateView(absl::string_view stats) const;
 

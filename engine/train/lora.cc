@@ -37,7 +37,8 @@ const std::byte* MaskedInput(const PassEnv& env, const PassItemState& item, int6
 }  // namespace
 
 std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Module m, std::byte* low_rank) {
-  const int32_t target = item.lora->target_index[static_cast<int>(m)];
+  int64_t target = item.lora->target_index[static_cast<int>(m)];
+  if (target >= item.lora->attention_targets) target -= item.lora->attention_targets;
   return target < 0 ? nullptr : At(low_rank, target * item.T * item.lora->r, env.act_bytes);
 }
 

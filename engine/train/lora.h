@@ -21,7 +21,7 @@ struct LoraScratch {
   std::byte* d_low_rank = nullptr;  // backward only: [T, r]
 };
 
-// Where an item's x A^T of one module lies in a [targets, T, r] block.
+// Where an item's x A^T of one module lies in the block of its class, [targets of it, T, r].
 std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Module m, std::byte* low_rank);
 
 // u [T, r] = drop(x) A^T.

@@ -33,8 +33,8 @@ absl::Status Loss::TakeRows(const PassItemState& item, Rows& rows) {
 }
 
 void Loss::Gather(const PassItemState& item, std::byte* gathered) {
-  env_.backend->GatherActRows({item.boundary(env_, env_.spec.layers), item.rows, gathered,
-                               item.supervised(), env_.spec.hidden});
+  env_.backend->GatherActRows(
+      {item.last, item.rows, gathered, item.supervised(), env_.spec.hidden});
 }
 
 absl::Status Loss::Run(const LogitsHook& hook) {

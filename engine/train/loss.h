@@ -42,7 +42,7 @@ class Loss {
         slice_rows_(slice_rows),
         weight_scratch_(weight_scratch) {}
 
-  // boundary(L) -> every item's row_loss (on its way to the host: valid after Synchronize), and the
+  // `last` -> every item's row_loss (on its way to the host: valid after Synchronize), and the
   // train items' `grad`. `hook` may be null.
   absl::Status Run(const LogitsHook& hook);
 

@@ -19,13 +19,18 @@ struct OptimizerConfig {
   double max_grad_norm = 0;  // 0: no clipping
 };
 
-// Device, fp32 [n] each.
+// Device, fp32 [n] each. Or the moments in a host arena: they pass through `chunks` (device, fp32
+// [2, 2, chunk]) on the offload stream, with the same bits, since the update is elementwise.
 struct OptimizerState {
   float* weights = nullptr;
   float* gradients = nullptr;
   float* first_moment = nullptr;
   float* second_moment = nullptr;
   int64_t n = 0;
+  float* host_first_moment = nullptr;
+  float* host_second_moment = nullptr;
+  float* chunks = nullptr;  // null: the moments are on the device
+  int64_t chunk = 0;        // elements
 };
 
 struct OptimizerResult {

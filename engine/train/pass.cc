@@ -26,6 +26,9 @@ class Runner {
     // The first error is the one to tell; the rings must be usable again whatever these say.
     inputs_.head->Abort().IgnoreError();
     if (ring_open_) inputs_.ring->AbortPass().IgnoreError();
+    // Copies of kept blocks may be under way in memory that the items are about to give back.
+    env_.backend->Synchronize(kSynchronizeLimit).IgnoreError();
+    ReleaseItems();
     return status;
   }
 
@@ -35,23 +38,34 @@ class Runner {
     for (PassItemState& item : items_) {
       SOUP_RETURN_IF_ERROR(TakeItem(item));
       SOUP_RETURN_IF_ERROR(Upload(item));
-      Embed(item);
+      SOUP_RETURN_IF_ERROR(Embed(item));
     }
     SOUP_ASSIGN_OR_RETURN(ArenaBuffer weight, TakeWeightScratch());
     DecoderLayer layer(env_, &items_, weight.data());
     SOUP_RETURN_IF_ERROR(Forward(layer));
     std::vector<ArenaBuffer> grads;
     SOUP_RETURN_IF_ERROR(TakeGrads(grads));
+    SOUP_RETURN_IF_ERROR(BeginLoss());
     Loss loss(env_, &items_, inputs_.head, inputs_.final_norm, inputs_.head_slice_rows,
               weight.data());
     SOUP_RETURN_IF_ERROR(loss.Run(inputs_.logits_hook));
     SOUP_RETURN_IF_ERROR(inputs_.head->End());
+    SOUP_RETURN_IF_ERROR(EndLoss());
     if (backward_) SOUP_RETURN_IF_ERROR(Backward(layer));
     SOUP_RETURN_IF_ERROR(inputs_.ring->EndPass());
     ring_open_ = false;
     SOUP_RETURN_IF_ERROR(env_.backend->Synchronize(kSynchronizeLimit));
-    for (PassItemState& item : items_) item.buffers.clear();
+    ReleaseItems();
     return absl::OkStatus();
+  }
+
+  void ReleaseItems() {
+    for (PassItemState& item : items_) {
+      item.buffers.clear();
+      item.boundaries = Boundaries();
+      item.kept_attention = KeptBlocks();
+      item.kept_mlp = KeptBlocks();
+    }
   }
 
   absl::Status BeginRing() {
@@ -59,8 +73,10 @@ class Runner {
                             [](const PassItemState& item) { return item.train; });
     VisitScheduleParams params;
     params.layers = static_cast<int32_t>(env_.spec.layers);
-    params.slots = inputs_.placement.slots;
-    params.resident_layers = inputs_.placement.resident_layers;
+    const Placement placement = NormalPlacement(inputs_.placement, env_.spec.layers);
+    bands_ = LayerBands(placement, env_.spec.layers);
+    params.slots = placement.slots;
+    params.resident_layers = placement.resident_layers;
     params.backward = backward_;
     params.slot_layer_at_start = inputs_.ring->slot_layers();
     SOUP_ASSIGN_OR_RETURN(schedule_, MakeVisitSchedule(params));
@@ -71,7 +87,7 @@ class Runner {
 
   absl::Status TakeItem(PassItemState& item) {
     const ModelSpec& m = env_.spec;
-    const int64_t t = item.T, act = env_.act_bytes, layers = m.layers;
+    const int64_t t = item.T;
     const auto take = [&](const char* what, int64_t bytes) -> absl::StatusOr<std::byte*> {
       if (bytes == 0) return nullptr;
       SOUP_ASSIGN_OR_RETURN(ArenaBuffer buffer,
@@ -86,18 +102,23 @@ class Runner {
     item.rows = item.ids + 2 * t;
     item.targets = item.ids + 3 * t;
     item.cu_seqlens = item.ids + 4 * t;
-    SOUP_ASSIGN_OR_RETURN(
-        item.boundaries, take(kItemBoundaries, (item.train ? layers + 1 : 2) * t * m.hidden * act));
-    if (!item.keeps) return absl::OkStatus();
-    LayerActivations& k = item.kept;
-    SOUP_ASSIGN_OR_RETURN(k.qkv, take(kKeptQkv, layers * t * m.qkv_width() * act));
-    SOUP_ASSIGN_OR_RETURN(k.attention, take(kKeptAttention, layers * t * m.q_width() * act));
-    SOUP_ASSIGN_OR_RETURN(std::byte * lse, take(kKeptLse, layers * t * m.heads * kF32Bytes));
-    k.lse = reinterpret_cast<float*>(lse);
-    SOUP_ASSIGN_OR_RETURN(k.middle, take(kKeptMiddle, layers * t * m.hidden * act));
-    SOUP_ASSIGN_OR_RETURN(k.gate_up, take(kKeptGateUp, layers * t * 2 * m.intermediate * act));
-    SOUP_ASSIGN_OR_RETURN(k.low_rank,
-                          take(kKeptLowRank, layers * t * item.lora->targets * item.lora->r * act));
+    const KeptMemory memory = {env_.backend, env_.arena, env_.host_arena};
+    const std::string boundaries = ItemBuffer(item.index, kItemBoundaries);
+    const int64_t bytes = t * m.hidden * env_.act_bytes;
+    if (!item.train) {
+      SOUP_ASSIGN_OR_RETURN(item.boundaries, Boundaries::InTurns(memory, boundaries, bytes));
+      return absl::OkStatus();
+    }
+    SOUP_ASSIGN_OR_RETURN(item.boundaries,
+                          Boundaries::Create(memory, boundaries, static_cast<int32_t>(m.layers) + 1,
+                                             bytes, inputs_.placement.boundaries_host));
+    const auto names = [&](const char* kept, const char* ring) {
+      return KeptBlocks::Names{ItemBuffer(item.index, kept), ItemBuffer(item.index, ring)};
+    };
+    item.kept_attention = KeptBlocks(memory, names(kKeptAttention, kRingAttention), bands_,
+                                     &LayerBand::attention, AttentionBlockBytes(env_, item));
+    item.kept_mlp = KeptBlocks(memory, names(kKeptMlp, kRingMlp), bands_, &LayerBand::mlp,
+                               MlpBlockBytes(env_, item));
     return absl::OkStatus();
   }
 
@@ -118,13 +139,16 @@ class Runner {
 
   // Tail rows are zero, and every op keeps them so: a row that holds no token must not bring the
   // embedding of some token into a sum over rows.
-  void Embed(PassItemState& item) {
+  absl::Status Embed(PassItemState& item) {
     const int64_t h = env_.spec.hidden, n = item.batch.tokens;
-    std::byte* x = item.boundary(env_, 0);
+    SOUP_ASSIGN_OR_RETURN(std::byte * x, item.boundaries.Write(0));
+    item.output = x;
     env_.backend->GatherRows(
         {reinterpret_cast<const uint16_t*>(inputs_.embedding), item.ids, x, n, h});
-    if (n == item.T) return;
-    env_.backend->FillZero(At(x, n * h, env_.act_bytes), (item.T - n) * h * env_.act_bytes);
+    if (n < item.T) {
+      env_.backend->FillZero(At(x, n * h, env_.act_bytes), (item.T - n) * h * env_.act_bytes);
+    }
+    return item.boundaries.Written(0);
   }
 
   absl::StatusOr<ArenaBuffer> TakeWeightScratch() {
@@ -160,28 +184,99 @@ class Runner {
   }
 
   absl::Status Forward(DecoderLayer& layer) {
-    SOUP_RETURN_IF_ERROR(layer.BeginForward());
-    for (int64_t l = 0; l < env_.spec.layers; ++l) {
-      // The head's first slices are on their way while the last layer computes.
-      if (l + 1 == env_.spec.layers) SOUP_RETURN_IF_ERROR(inputs_.head->Begin());
-      SOUP_RETURN_IF_ERROR(
-          VisitLayer([&](int32_t index, const std::byte* slab, const SlabDone& done) {
-            return layer.Forward(index, slab, done);
-          }));
+    for (int32_t b = 0; b < static_cast<int32_t>(bands_.size()); ++b) {
+      for (PassItemState& item : items_) {
+        SOUP_RETURN_IF_ERROR(item.kept_attention.EnterBand(b));
+        SOUP_RETURN_IF_ERROR(item.kept_mlp.EnterBand(b));
+      }
+      SOUP_RETURN_IF_ERROR(layer.BeginForward(bands_[b], b));
+      for (int64_t l = bands_[b].first; l < bands_[b].end(); ++l) {
+        // The head's first slices are on their way while the last layer computes.
+        if (l + 1 == env_.spec.layers) SOUP_RETURN_IF_ERROR(inputs_.head->Begin());
+        SOUP_RETURN_IF_ERROR(ForwardVisit(layer, static_cast<int32_t>(l)));
+      }
+      layer.EndForward();
     }
-    layer.EndForward();
+    return absl::OkStatus();
+  }
+
+  absl::Status ForwardVisit(DecoderLayer& layer, int32_t l) {
+    for (PassItemState& item : items_) {
+      item.input = item.output;
+      SOUP_ASSIGN_OR_RETURN(item.output, item.boundaries.Write(l + 1));
+      SOUP_ASSIGN_OR_RETURN(std::byte * attention, item.kept_attention.Write(l));
+      SOUP_ASSIGN_OR_RETURN(std::byte * mlp, item.kept_mlp.Write(l));
+      SetKept(item, attention, mlp);
+    }
+    SOUP_RETURN_IF_ERROR(
+        VisitLayer([&](int32_t index, const std::byte* slab, const SlabDone& done) {
+          return layer.Forward(index, slab, done);
+        }));
+    for (PassItemState& item : items_) {
+      SOUP_RETURN_IF_ERROR(item.boundaries.Written(l + 1));
+      SOUP_RETURN_IF_ERROR(item.kept_attention.Written(l));
+      SOUP_RETURN_IF_ERROR(item.kept_mlp.Written(l));
+    }
+    return absl::OkStatus();
+  }
+
+  void SetKept(PassItemState& item, std::byte* attention, std::byte* mlp) {
+    item.kept = LayerActivations();
+    SetAttention(env_, item, attention, &item.kept);
+    SetMlp(env_, item, mlp, &item.kept);
+  }
+
+  absl::Status BeginLoss() {
+    for (PassItemState& item : items_) {
+      item.last = item.output;
+      if (!item.train) continue;
+      SOUP_ASSIGN_OR_RETURN(item.last,
+                            item.boundaries.Read(static_cast<int32_t>(env_.spec.layers)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EndLoss() {
+    for (PassItemState& item : items_) {
+      if (!item.train) continue;
+      SOUP_RETURN_IF_ERROR(item.boundaries.Done(static_cast<int32_t>(env_.spec.layers)));
+    }
     return absl::OkStatus();
   }
 
   absl::Status Backward(DecoderLayer& layer) {
-    SOUP_RETURN_IF_ERROR(layer.BeginBackward());
-    for (int64_t l = 0; l < env_.spec.layers; ++l) {
-      SOUP_RETURN_IF_ERROR(
-          VisitLayer([&](int32_t index, const std::byte* slab, const SlabDone& done) {
-            return layer.Backward(index, slab, done);
-          }));
+    for (int32_t b = static_cast<int32_t>(bands_.size()) - 1; b >= 0; --b) {
+      SOUP_RETURN_IF_ERROR(layer.BeginBackward(bands_[b], b));
+      for (int64_t l = bands_[b].end() - 1; l >= bands_[b].first; --l) {
+        SOUP_RETURN_IF_ERROR(BackwardVisit(layer, static_cast<int32_t>(l)));
+      }
+      layer.EndBackward();
+      for (PassItemState& item : items_) {
+        item.kept_attention.LeaveBand(b);
+        item.kept_mlp.LeaveBand(b);
+      }
     }
-    layer.EndBackward();
+    return absl::OkStatus();
+  }
+
+  absl::Status BackwardVisit(DecoderLayer& layer, int32_t l) {
+    for (PassItemState& item : items_) {
+      if (!item.train) continue;
+      SOUP_ASSIGN_OR_RETURN(item.input, item.boundaries.Read(l));
+      SOUP_ASSIGN_OR_RETURN(std::byte * attention, item.kept_attention.Read(l));
+      SOUP_ASSIGN_OR_RETURN(std::byte * mlp, item.kept_mlp.Read(l));
+      SetKept(item, attention, mlp);
+    }
+    SOUP_RETURN_IF_ERROR(
+        VisitLayer([&](int32_t index, const std::byte* slab, const SlabDone& done) {
+          return layer.Backward(index, slab, done);
+        }));
+    for (PassItemState& item : items_) {
+      if (!item.train) continue;
+      SOUP_RETURN_IF_ERROR(item.boundaries.Done(l));
+      SOUP_RETURN_IF_ERROR(item.kept_attention.Done(l));
+      SOUP_RETURN_IF_ERROR(item.kept_mlp.Done(l));
+    }
     return absl::OkStatus();
   }
 
@@ -189,6 +284,7 @@ class Runner {
   const PassInputs& inputs_;
   std::vector<PassItemState>& items_;
   VisitSchedule schedule_;
+  std::vector<LayerBand> bands_;
   bool backward_ = false;
   bool ring_open_ = false;
   int32_t visit_ = 0;

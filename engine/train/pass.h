@@ -28,7 +28,7 @@ struct PassInputs {
   LogitsHook logits_hook;  // may be null
 };
 
-// Items in pass order, each with batch, adapter, train, keeps, step, micro_batch and loss_scale
+// Items in pass order, each with batch, adapter, train, step, micro_batch and loss_scale
 // filled in; the rest is filled here. On success row_loss of every item is on the host.
 absl::Status RunItems(const PassEnv& env, const PassInputs& inputs,
                       std::vector<PassItemState>* items);

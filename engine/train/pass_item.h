@@ -16,7 +16,9 @@
 #include "engine/device/backend.h"
 #include "engine/model/layer_layout.h"
 #include "engine/model/model_spec.h"
+#include "engine/plan/placement.h"
 #include "engine/train/item_batch.h"
+#include "engine/train/kept_blocks.h"
 
 namespace soup::engine {
 
@@ -24,6 +26,7 @@ namespace soup::engine {
 struct PassEnv {
   Backend* backend = nullptr;
   Arena* arena = nullptr;
+  Arena* host_arena = nullptr;  // null: the pass keeps nothing in host memory
   ModelSpec spec;
   BaseFormat format = BaseFormat::kBf16;
   LayerLayout layout;
@@ -57,6 +60,7 @@ struct LoraOnDevice {
   float dropout = 0;  // p
   uint64_t seed = 0;
   int64_t targets = 0;
+  int64_t attention_targets = 0;               // the first of them; the others are the MLP's
   std::array<int32_t, kModules> target_index;  // place among the targets; -1: not adapted
   std::vector<LoraSite> sites;                 // [layers * kModules]
 
@@ -67,21 +71,27 @@ struct LoraOnDevice {
 };
 
 // Activations of one layer that its backward reads; kept from the forward visit, or made again.
+// Each class (engine/plan/placement.h) is there whole or not at all.
 struct LayerActivations {
+  // attention
   std::byte* qkv = nullptr;        // act [T, NQ], rotated
   std::byte* attention = nullptr;  // act [T, Q]
   float* lse = nullptr;            // [T, Hq]
   std::byte* middle = nullptr;     // act [T, H]: x + attention's output
-  std::byte* gate_up = nullptr;    // act [T, 2 I]; null: made again in the backward
-  std::byte* low_rank = nullptr;   // act [targets, T, r]: x A^T of every target
+  std::byte* low_rank = nullptr;   // act [attention targets, T, r]: x A^T of each
+  // mlp
+  std::byte* gate_up = nullptr;       // act [T, 2 I]
+  std::byte* mlp_low_rank = nullptr;  // act [MLP targets, T, r]
+
+  bool has_attention() const { return qkv != nullptr; }
+  bool has_mlp() const { return gate_up != nullptr; }
 };
 
 struct PassItemState {
   int32_t index = 0;  // in the pass: names its buffers
   const LoraOnDevice* lora = nullptr;
   bool train = true;
-  bool keeps = false;  // retention keep
-  int64_t step = 0;    // with micro_batch: the dropout stream
+  int64_t step = 0;  // with micro_batch: the dropout stream
   int32_t micro_batch = 0;
   float loss_scale = 0;  // 1 / supervised targets of the whole step
   ItemBatch batch;
@@ -98,23 +108,31 @@ struct PassItemState {
   int64_t supervised() const { return static_cast<int64_t>(batch.rows.size()); }
 
   std::vector<ArenaBuffer> buffers;  // owners of what lives through the whole pass
-  std::byte* boundaries = nullptr;   // act [L + 1, T, H]; score: [2, T, H]
-  LayerActivations kept;             // of layer 0; null unless `keeps`
-  std::byte* work = nullptr;         // forward: act [T, max(Q, I)]
-  std::byte* grad = nullptr;         // loss, backward: act [T, H]
-  std::byte* back_work = nullptr;    // backward: act [T, max(Q, I)]
-  LayerActivations again;            // backward, unless `keeps`
+  Boundaries boundaries;
+  KeptBlocks kept_attention;  // keep nothing in a score item
+  KeptBlocks kept_mlp;
+
+  // Of the visit under way.
+  const std::byte* input = nullptr;  // act [T, H]: the layer's input
+  std::byte* output = nullptr;       // forward: act [T, H]: the next one's
+  LayerActivations kept;             // what the layer keeps: written in the forward, then read
+
+  const std::byte* last = nullptr;  // loss: act [T, H]: the last layer's output
+  std::byte* work = nullptr;        // forward: act [T, max(Q, I)]
+  std::byte* grad = nullptr;        // loss, backward: act [T, H]
+  std::byte* back_work = nullptr;   // backward: act [T, max(Q, I)]
+  LayerActivations again;           // backward: attention, where a band's layers make it again
 
   // Result of the loss, host.
   std::vector<float> row_loss;  // [supervised]
-
-  // Input of layer l; l = L: output of the last.
-  std::byte* boundary(const PassEnv& env, int64_t l) const {
-    return At(boundaries, (train ? l : l % 2) * T * env.spec.hidden, env.act_bytes);
-  }
-  // What layer l keeps. Only when `keeps`.
-  LayerActivations KeptOf(const PassEnv& env, int64_t l) const;
 };
+
+// Bytes of an item's blocks, and views of one; null blocks set nothing.
+int64_t AttentionBlockBytes(const PassEnv& env, const PassItemState& item);
+int64_t MlpBlockBytes(const PassEnv& env, const PassItemState& item);
+void SetAttention(const PassEnv& env, const PassItemState& item, std::byte* block,
+                  LayerActivations* a);
+void SetMlp(const PassEnv& env, const PassItemState& item, std::byte* block, LayerActivations* a);
 
 }  // namespace soup::engine
 

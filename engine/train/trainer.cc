@@ -36,8 +36,9 @@ absl::StatusOr<JobOpened> Trainer::OpenJob(JobSetup setup) {
         numeric.blas_core, "; this worker has ", profile.cpu_threads, " and ", profile.blas_core,
         ": other bits would come out. Run it where it was planned, or submit it again"));
   }
-  SOUP_ASSIGN_OR_RETURN(std::unique_ptr<JobRun> job,
-                        JobRun::Open(rep_->base, rep_->options.file_system, std::move(setup)));
+  SOUP_ASSIGN_OR_RETURN(
+      std::unique_ptr<JobRun> job,
+      JobRun::Open(rep_->backend, rep_->base, rep_->options.file_system, std::move(setup)));
   JobOpened opened = job->opened();
   SOUP_ASSIGN_OR_RETURN(const GemmPreparation gemms,
                         rep_->PrepareGemms(job, job->EveryRowCounts()));
@@ -80,10 +81,13 @@ absl::StatusOr<AdapterSnapshot> Trainer::AdapterState(const std::string& job_id)
   AdapterSnapshot snapshot;
   snapshot.steps_done = job->steps_done();
   snapshot.optimizer_steps = job->optimizer_steps();
-  snapshot.weights = job->host().weights;
-  snapshot.gradients = job->host().gradients;
-  snapshot.first_moment = job->host().first_moment;
-  snapshot.second_moment = job->host().second_moment;
+  const auto copy = [](absl::Span<const float> from) {
+    return std::vector<float>(from.begin(), from.end());
+  };
+  snapshot.weights = copy(job->host().weights());
+  snapshot.gradients = copy(job->host().gradients());
+  snapshot.first_moment = copy(job->host().first_moment());
+  snapshot.second_moment = copy(job->host().second_moment());
   return snapshot;
 }
 

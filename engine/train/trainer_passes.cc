@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
 #include "engine/train/trainer_rep.h"
 
 namespace soup::engine {
@@ -74,6 +75,7 @@ PassEnv Trainer::Rep::Env() {
   PassEnv env;
   env.backend = backend;
   env.arena = memory.arena();
+  env.host_arena = memory.host_arena();
   env.spec = base.spec;
   env.format = base.format;
   env.layout = MakeLayerLayout(base.spec, base.format);
@@ -84,9 +86,8 @@ PassEnv Trainer::Rep::Env() {
   return env;
 }
 
-std::vector<PassItemState> Trainer::Rep::MakeItems(const std::vector<PassShare>& shares,
-                                                   const std::vector<LoraOnDevice>& adapters,
-                                                   bool keeps) const {
+std::vector<PassItemState> Trainer::Rep::MakeItems(
+    const std::vector<PassShare>& shares, const std::vector<LoraOnDevice>& adapters) const {
   std::vector<PassItemState> items;
   for (size_t s = 0; s < shares.size(); ++s) {
     const PassShare& share = shares[s];
@@ -95,7 +96,6 @@ std::vector<PassItemState> Trainer::Rep::MakeItems(const std::vector<PassShare>&
       item.index = static_cast<int32_t>(items.size());
       item.lora = &adapters[s];
       item.train = !share.request.score;
-      item.keeps = item.train && keeps;
       item.step = share.request.step;
       item.micro_batch = share.request.first_micro_batch + static_cast<int32_t>(i);
       item.loss_scale = static_cast<float>(1.0 / static_cast<double>(share.targets));
@@ -124,7 +124,7 @@ absl::Status Trainer::Rep::RunShares(const std::vector<PassShare>& shares,
       backend->FillZero(state.gradients, share.job->layout().elements() * kF32Bytes);
     }
   }
-  items = MakeItems(shares, adapters, placement.attention.device > 0);
+  items = MakeItems(shares, adapters);
   PassInputs inputs;
   inputs.ring = memory.ring();
   inputs.head = memory.head();
@@ -136,11 +136,13 @@ absl::Status Trainer::Rep::RunShares(const std::vector<PassShare>& shares,
   const PassEnv env = Env();
   broken = true;  // until the pass has run through
   const absl::Status ran = RunItems(env, inputs, &items);
-  for (PassItemState& item : items) {
-    item.buffers.clear();
-    item.lora = nullptr;
-  }
+  for (PassItemState& item : items) item.lora = nullptr;
   SOUP_RETURN_IF_ERROR(ran);
+  const bool trains = std::any_of(shares.begin(), shares.end(),
+                                  [](const PassShare& share) { return !share.request.score; });
+  if (placement.optimizer_host && trains) {
+    SOUP_ASSIGN_OR_RETURN(moment_chunks, memory.arena()->Take(kUpdateMoments));
+  }
   result.arena_planned_bytes = plan.arena_bytes();
   result.arena_measured_bytes = memory.arena()->high_water_bytes();
   if (result.arena_planned_bytes != result.arena_measured_bytes) {
@@ -170,6 +172,7 @@ absl::StatusOr<PassResult> Trainer::RunPass(const PassRequest& request) {
     status = rep_->FinishShares(shares, items, start_ns, before, result);
     if (status.ok()) rep_->broken = false;
   }
+  rep_->moment_chunks.Reset();
   if (!status.ok()) {
     // A plan that was refused has left all states as they were; a pass that broke off has not.
     if (rep_->broken) rep_->memory.DropAll();

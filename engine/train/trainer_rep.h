@@ -71,7 +71,7 @@ struct Trainer::Rep {
                          const LogitsHook& hook, std::vector<PassItemState>& items,
                          PassResult& result);
   std::vector<PassItemState> MakeItems(const std::vector<PassShare>& shares,
-                                       const std::vector<LoraOnDevice>& adapters, bool keeps) const;
+                                       const std::vector<LoraOnDevice>& adapters) const;
   absl::Status FinishShares(const std::vector<PassShare>& shares,
                             const std::vector<PassItemState>& items, int64_t start_ns,
                             const BackendCounters& before, PassResult& result);
@@ -85,6 +85,9 @@ struct Trainer::Rep {
   TrainerOptions options;
   DeviceMemory memory;
   std::map<std::string, std::unique_ptr<JobRun>> jobs;
+  // Of the pass under way, where moments live in host memory: what they move through. Empty
+  // otherwise.
+  ArenaBuffer moment_chunks;
   std::atomic<int64_t> progress{0};
   bool broken = false;  // a pass has failed: states on the device are not to be trusted
 };

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
 #include "engine/train/optimizer.h"
 #include "engine/train/trainer_rep.h"
 
@@ -96,8 +97,18 @@ absl::Status Trainer::Rep::Update(const PassShare& share, StepStats& stats) {
   config.weight_decay = training.weight_decay;
   config.max_grad_norm = training.max_grad_norm;
   const DeviceState device = memory.state(job.id());
-  const OptimizerState state = {device.weights, device.gradients, device.first_moment,
-                                device.second_moment, job.layout().elements()};
+  OptimizerState state;
+  state.weights = device.weights;
+  state.gradients = device.gradients;
+  state.first_moment = device.first_moment;
+  state.second_moment = device.second_moment;
+  state.n = job.layout().elements();
+  if (moment_chunks) {
+    state.host_first_moment = job.host().first_moment().data();
+    state.host_second_moment = job.host().second_moment().data();
+    state.chunks = moment_chunks.as<float>();
+    state.chunk = MomentChunk(state.n);
+  }
   SOUP_ASSIGN_OR_RETURN(const OptimizerResult updated,
                         OptimizerStep(backend, config, state, job.optimizer_steps() + 1,
                                       memory.sum_squares(), !std::isfinite(stats.loss)));
@@ -115,7 +126,11 @@ absl::Status Trainer::Rep::Update(const PassShare& share, StepStats& stats) {
 // Errors are the job's own: its mirror's disk.
 absl::Status Trainer::Rep::FinishStep(const PassShare& share, StepStats& stats) {
   share.job->FinishStep(!stats.skipped);
-  SOUP_RETURN_IF_ERROR(memory.Save(share.job->id(), &share.job->host()));
+  // Without a mirror the host's copy is made when somebody asks for it.
+  if (share.job->has_mirror()) {
+    SOUP_RETURN_IF_ERROR(
+        memory.Save(share.job->id(), &share.job->host(), /*with_gradients=*/false));
+  }
   return share.job->Commit(stats);
 }
 

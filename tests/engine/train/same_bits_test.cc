@@ -27,6 +27,12 @@ Placement Place(int32_t slots, Retention retention, int32_t resident = 0,
   return p;
 }
 
+Placement Parse(const char* text) {
+  const auto placement = ParsePlacement(text);
+  EXPECT_TRUE(placement.ok()) << placement.status();
+  return placement.ok() ? *placement : Placement();
+}
+
 const Placement kLeast = Place(2, Retention::kRecompute);
 
 // Dropout on and every linear adapted: all that could depend on the order of things.
@@ -84,14 +90,19 @@ TEST_P(Placements, GiveTheSameBits) {
 }
 INSTANTIATE_TEST_SUITE_P(
     All, Placements,
-    ::testing::Values(Place(2, Retention::kKeep), Place(3, Retention::kRecompute),
-                      Place(3, Retention::kKeep), Place(3, Retention::kRecompute, 3),
-                      Place(3, Retention::kKeep, 3, true), Place(3, Retention::kRecompute, 1),
-                      Place(2, Retention::kRecompute, 0, true)),
+    ::testing::Values(
+        Place(2, Retention::kKeep), Place(3, Retention::kRecompute), Place(3, Retention::kKeep),
+        Place(3, Retention::kRecompute, 3), Place(3, Retention::kKeep, 3, true),
+        Place(3, Retention::kRecompute, 1), Place(2, Retention::kRecompute, 0, true),
+        Place(2, Retention::kHost),
+        Parse("slots=2 attention=host:2 mlp=device:1+host:1 boundaries=host"),
+        Parse("slots=2 attention=device:1 mlp=device:all optimizer=host"),
+        Parse("slots=3 resident=1 attention=device:1+host:all mlp=host:all optimizer=host"),
+        Parse("slots=all attention=recompute mlp=device:2 boundaries=host optimizer=host")),
     [](const auto& info) {
-      const Placement& p = info.param;
-      return "slots" + std::to_string(p.slots) + "_resident" + std::to_string(p.resident_layers) +
-             "_" + RetentionText(p) + (p.head_resident ? "_head" : "");
+      std::string name = PlacementText(info.param);
+      for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+      return name;
     });
 
 TEST(SameBits, OnePassAMicroBatch) { EXPECT_TRUE(SameBits(Reference(), Alone(JobA(), kLeast, 1))); }
