@@ -22,6 +22,9 @@ class ForwardingBackend : public engine::Backend {
   absl::StatusOr<std::unique_ptr<engine::Arena>> CreateArena(int64_t bytes) override {
     return next_.CreateArena(bytes);
   }
+  absl::StatusOr<std::unique_ptr<engine::Arena>> CreateHostArena(int64_t bytes) override {
+    return next_.CreateHostArena(bytes);
+  }
   void RegisterHostMemory(const void* data, int64_t bytes) override {
     next_.RegisterHostMemory(data, bytes);
   }
@@ -29,6 +32,7 @@ class ForwardingBackend : public engine::Backend {
 
   engine::StreamView compute_stream() override { return next_.compute_stream(); }
   engine::StreamView copy_stream() override { return next_.copy_stream(); }
+  engine::StreamView offload_stream() override { return next_.offload_stream(); }
   engine::Event MakeEvent() override { return next_.MakeEvent(); }
   engine::Event MakeTimedEvent() override { return next_.MakeTimedEvent(); }
   absl::StatusOr<double> SecondsBetween(const engine::Event& begin,
@@ -54,6 +58,9 @@ class ForwardingBackend : public engine::Backend {
   }
   absl::Status CopyToHostAsync(void* dst, const void* src, int64_t bytes) override {
     return next_.CopyToHostAsync(dst, src, bytes);
+  }
+  absl::Status OffloadAsync(void* dst, const void* src, int64_t bytes) override {
+    return next_.OffloadAsync(dst, src, bytes);
   }
   void CopyOnDevice(void* dst, const void* src, int64_t bytes) override {
     next_.CopyOnDevice(dst, src, bytes);
