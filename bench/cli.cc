@@ -25,6 +25,7 @@ struct Options {
   std::vector<std::string> rows;
   std::string rows_file;
   std::string json_file;
+  std::string mirror_dir;
   std::string ablate;
   std::string sweep_batches = "1,2,4,8";
   bool token_sweep = false;
@@ -54,6 +55,10 @@ std::unique_ptr<CLI::App> MakeApp(Options& o) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app->add_option("--rows", o.rows_file, "a file with a row a line; # begins a comment");
   app->add_option("--json", o.json_file, "write the report there too");
+  app->add_option(
+      "--mirror-dir", o.mirror_dir,
+      "commit each step to a mirror in this folder, as soupd has it; else steps are not "
+      "durable");
   app->add_option("--ablate", o.ablate,
                   "also run each row without its no-copies, no-dequant: timing only");
   app->add_flag("--token-sweep", o.token_sweep,
@@ -181,10 +186,12 @@ int RunBench(const Options& o, const std::vector<RowSpec>& rows,
   report.profile = machine->profile;
   report.host_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   report.command =
-      absl::StrCat("soup-bench --backend ", o.machine.backend, o.breakdown ? " --breakdown" : "");
+      absl::StrCat("soup-bench --backend ", o.machine.backend, o.breakdown ? " --breakdown" : "",
+                   o.mirror_dir.empty() ? "" : " --mirror-dir DIR");
   RunnerOptions options;
   options.threads = report.host_threads;
   options.breakdown = o.breakdown;
+  options.mirror_dir = o.mirror_dir;
   options.device_bytes = machine->device_bytes;
   RowRunner runner(machine->backend.get(), machine->profile, options);
   std::printf("%s\n%s", CeilingsTable(report.profile).c_str(), RowHeader().c_str());

@@ -29,6 +29,9 @@ class ForwardingBackend : public engine::Backend {
     next_.RegisterHostMemory(data, bytes);
   }
   void UnregisterHostMemory() override { next_.UnregisterHostMemory(); }
+  absl::StatusOr<std::unique_ptr<engine::Arena>> CreateHostArena(int64_t bytes) override {
+    return next_.CreateHostArena(bytes);
+  }
 
   engine::StreamView compute_stream() override { return next_.compute_stream(); }
   engine::StreamView copy_stream() override { return next_.copy_stream(); }

@@ -70,6 +70,7 @@ absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
   Job job;
   engine::JobSetup& setup = job.setup;
   setup.job_id = kJobId;
+  setup.mirror_dir = options_.mirror_dir;
   const int64_t steps = spec.warmup + spec.steps + (options_.breakdown ? 1 : 0);
   setup.dataset = engine::PreparedDataset::FromRecords(
       RandomRecords(steps * spec.batch, spec.seq, model.vocab));
@@ -144,7 +145,7 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   row.gemms_tuned = opened.gemms_tuned;
   row.gemm_tuning_seconds = opened.gemm_tuning_seconds;
   SOUP_RETURN_IF_ERROR(Steps(*trainer, counter, timer, row));
-  SOUP_RETURN_IF_ERROR(trainer->CloseJob(kJobId));
+  SOUP_RETURN_IF_ERROR(trainer->CloseJob(kJobId, /*remove_mirror=*/true));
   return row;
 }
 

@@ -57,6 +57,7 @@ struct RowResult {
 struct RunnerOptions {
   int threads = 1;  // that fill the synthetic base
   bool breakdown = false;
+  std::string mirror_dir;  // steps are committed to a mirror there, as soupd has it; empty: not
   // Bytes in use on the device, this process's overhead included; null: told as 0.
   std::function<int64_t()> device_bytes;
 };

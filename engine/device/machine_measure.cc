@@ -27,8 +27,6 @@ constexpr absl::Duration kPatience = absl::Minutes(2);
 constexpr int kLeastRepeats = 3;
 constexpr int kMostRepeats = 30;
 constexpr int64_t kPatternBytes = 4 << 20;
-// One copy to the host: what a backend stages through its pinned memory in one piece.
-constexpr int64_t kToHostBytes = 4 << 20;
 constexpr int64_t kNf4Block = 64;
 constexpr int kLaunches = 200;
 constexpr uint64_t kSeed = 0x50bd;
@@ -110,8 +108,7 @@ class Measurer {
   absl::Status MakeArena();
   absl::Status FillRandom(std::byte* dst, int64_t bytes);
   absl::Status MeasureLink();
-  absl::Status MeasureBothWays(std::byte* dst, const HostPages& slab, const std::byte* src,
-                               std::byte* host);
+  absl::Status MeasureCopies(const HostPages& slab);
   absl::Status MeasureElementwise();
   absl::Status MeasureDequant();
   absl::Status Warm(const Work& work);
@@ -275,54 +272,50 @@ absl::Status Measurer::Run() {
 }
 
 absl::Status Measurer::MeasureLink() {
-  if (!room_->Fits(options_.slab_bytes + ArenaRoundUp(kToHostBytes))) {
+  const int64_t bytes = options_.slab_bytes;
+  if (!room_->Fits(2 * ArenaRoundUp(bytes))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an arena of ", arena_bytes_, " bytes does not hold a slab of ",
-                     options_.slab_bytes, " and ", kToHostBytes, " bytes to copy back"));
+        absl::StrCat("an arena of ", arena_bytes_, " bytes does not hold two slabs of ", bytes));
   }
-  SOUP_ASSIGN_OR_RETURN(const HostPages slab, HostPages::Map(options_.slab_bytes));
+  SOUP_ASSIGN_OR_RETURN(const HostPages slab, HostPages::Map(bytes));
   const kernels::PhiloxStream random(kSeed, 1, 0);
   for (int64_t i = 0; i + 4 <= slab.bytes(); i += 512) {
     *reinterpret_cast<uint32_t*>(slab.data() + i) = random.Draw(static_cast<uint64_t>(i));
   }
   backend_.RegisterHostMemory(slab.data(), slab.bytes());
-  std::byte* dst = room_->Take(slab.bytes());
-  std::byte* src = room_->Take(kToHostBytes);
-  std::vector<std::byte> host(static_cast<size_t>(kToHostBytes));
-  const auto measured = [&]() -> absl::Status {
-    SOUP_RETURN_IF_ERROR(FillRandom(src, kToHostBytes));
-    SOUP_ASSIGN_OR_RETURN(double seconds, Median(backend_.copy_stream(), [&] {
-                            return backend_.CopyToDeviceAsync(dst, slab.data(), slab.bytes(),
-                                                              backend_.copy_stream());
-                          }));
-    profile_.copy_bytes_per_second = static_cast<double>(slab.bytes()) / seconds;
-    return MeasureBothWays(dst, slab, src, host.data());
-  }();
+  const absl::Status measured = MeasureCopies(slab);
   backend_.UnregisterHostMemory();
   return measured;
 }
 
-// To the host, alone and while slabs go the other way.
-absl::Status Measurer::MeasureBothWays(std::byte* dst, const HostPages& slab, const std::byte* src,
-                                       std::byte* host) {
-  for (const bool both : {false, true}) {
-    std::vector<double> seconds;
-    for (int i = 0; i < kLeastRepeats + 2; ++i) {
-      if (both) {
-        SOUP_RETURN_IF_ERROR(
-            backend_.CopyToDeviceAsync(dst, slab.data(), slab.bytes(), backend_.copy_stream()));
-      }
-      SOUP_ASSIGN_OR_RETURN(const double s, Once(backend_.compute_stream(), [&] {
-                              return backend_.CopyToHostAsync(host, src, kToHostBytes);
-                            }));
-      seconds.push_back(s);
-    }
-    std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
-    const double rate = static_cast<double>(kToHostBytes) / seconds[2];
-    (both ? profile_.copy_both_ways_bytes_per_second : profile_.copy_to_host_bytes_per_second) =
-        rate;
-  }
-  return absl::OkStatus();
+// Each way alone, then a slab each way at once: the slower of the two counts.
+absl::Status Measurer::MeasureCopies(const HostPages& slab) {
+  const int64_t bytes = slab.bytes();
+  std::byte* dst = room_->Take(bytes);
+  std::byte* src = room_->Take(bytes);
+  SOUP_RETURN_IF_ERROR(FillRandom(src, bytes));
+  SOUP_RETURN_IF_ERROR(backend_.Synchronize(kPatience));
+  SOUP_ASSIGN_OR_RETURN(const auto host, backend_.CreateHostArena(bytes));
+  ArenaLayout layout;
+  layout.bytes = ArenaRoundUp(bytes);
+  layout.buffers.push_back({"measure", "measure", 0, layout.bytes, 0, 0});
+  SOUP_RETURN_IF_ERROR(host->Bind(layout));
+  SOUP_ASSIGN_OR_RETURN(const ArenaBuffer back, host->Take("measure", bytes));
+
+  const StreamView to_device = backend_.copy_stream(), to_host = backend_.offload_stream();
+  const Work fetch = [&] { return backend_.CopyToDeviceAsync(dst, slab.data(), bytes, to_device); };
+  const Work offload = [&] { return backend_.OffloadAsync(back.data(), src, bytes); };
+  const double size = static_cast<double>(bytes);
+  SOUP_ASSIGN_OR_RETURN(const double fetched, Median(to_device, fetch));
+  SOUP_ASSIGN_OR_RETURN(const double offloaded, Median(to_host, offload));
+  SOUP_ASSIGN_OR_RETURN(const double both, Median(to_host, [&]() -> absl::Status {
+                          SOUP_RETURN_IF_ERROR(fetch());
+                          return offload();
+                        }));
+  profile_.copy_bytes_per_second = size / fetched;
+  profile_.copy_to_host_bytes_per_second = size / offloaded;
+  profile_.copy_both_ways_bytes_per_second = size / both;
+  return backend_.Synchronize(kPatience);
 }
 
 absl::Status Measurer::MeasureElementwise() {
