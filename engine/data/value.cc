@@ -34,6 +34,15 @@ absl::StatusOr<Value> Value::List(std::vector<Value> items, bool tuple) {
   return Value(Data(std::shared_ptr<const ListData>(std::move(data))));
 }
 
+absl::StatusOr<Value> Value::Group(Value key, Value items) {
+  auto data = std::make_shared<ListData>();
+  data->depth = 1 + std::max(key.depth(), items.depth());
+  if (data->depth > kMaxDepth) return TooDeep();
+  data->items = {std::move(key), std::move(items)};
+  data->tuple = data->group = true;
+  return Value(Data(std::shared_ptr<const ListData>(std::move(data))));
+}
+
 absl::StatusOr<Value> Value::Dict(Items items) {
   auto data = std::make_shared<DictData>();
   absl::flat_hash_map<std::string, size_t> index;
@@ -53,6 +62,10 @@ absl::StatusOr<Value> Value::Dict(Items items) {
 
 bool Value::is_tuple() const {
   return is_list() && std::get<std::shared_ptr<const ListData>>(data_)->tuple;
+}
+
+bool Value::is_group() const {
+  return is_list() && std::get<std::shared_ptr<const ListData>>(data_)->group;
 }
 
 const std::vector<Value>& Value::AsList() const {

@@ -41,6 +41,8 @@ class Value {
   static Value Object(TemplateObject* object) { return Value(Data(object)); }
   // Errors: InvalidArgument (nested deeper than kMaxDepth).
   static absl::StatusOr<Value> List(std::vector<Value> items, bool tuple = false);
+  // A tuple (key, items) whose parts also have the names "grouper" and "list" (jinja's groupby).
+  static absl::StatusOr<Value> Group(Value key, Value items);
   // Keys must differ: the last of two equal ones stays, at the first one's place.
   static absl::StatusOr<Value> Dict(Items items);
 
@@ -54,6 +56,7 @@ class Value {
   bool is_string() const { return kind() == Kind::kString; }
   bool is_list() const { return kind() == Kind::kList; }
   bool is_tuple() const;
+  bool is_group() const;
   bool is_dict() const { return kind() == Kind::kDict; }
   bool is_object() const { return kind() == Kind::kObject; }
 
@@ -84,6 +87,7 @@ class Value {
   struct ListData {
     std::vector<Value> items;
     bool tuple = false;
+    bool group = false;
     int depth = 1;
   };
   struct DictData {

@@ -12,6 +12,9 @@
 
 namespace soup::engine::jinja {
 
+// The name under which a filter chain finds the text of its block.
+inline constexpr char kBlockText[] = "{text of the block}";
+
 struct Expr;
 using ExprPtr = std::unique_ptr<Expr>;
 
@@ -44,6 +47,7 @@ struct Expr {
   Value constant;
   std::vector<ExprPtr> args;
   std::vector<std::pair<std::string, ExprPtr>> named;
+  ExprPtr star, star_star;             // f(*star, **star_star); null: none
   std::vector<std::string> operators;  // == != < <= > >= in "not in"
 };
 
@@ -55,10 +59,12 @@ struct Statement {
     kText,      // text
     kOutput,    // {{ value }}
     kIf,        // branches in order; the last may have no condition
-    kFor,       // for targets in value [if condition]: body, else: otherwise
+    kFor,       // for targets in value [if condition] [recursive]: body, else: otherwise
     kSet,       // set targets = value
-    kSetBlock,  // set targets[0]: body
+    kSetBlock,  // set targets[0]: body, through the filters of value (null: none)
     kMacro,     // macro text(parameters): body
+    kCall,      // call(parameters) value: body, which the called macro knows as caller
+    kFilter,    // filter: body, through the filters of value
     kBreak,
     kContinue,
     kGeneration,  // body, in a scope of its own
@@ -82,6 +88,8 @@ struct Statement {
   std::vector<ExprPtr> values;
   std::vector<Branch> branches;
   std::vector<Parameter> parameters;
+  bool recursive = false;                                               // kFor
+  bool uses_caller = false, uses_varargs = false, uses_kwargs = false;  // kMacro, kCall
   Block body;
   Block otherwise;
 };

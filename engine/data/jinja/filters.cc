@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <optional>
@@ -13,8 +14,10 @@
 #include "engine/data/jinja/list_filters.h"
 #include "engine/data/jinja/methods.h"
 #include "engine/data/jinja/python_format.h"
+#include "engine/data/jinja/text_format.h"
 #include "engine/data/jinja/text_ops.h"
 #include "engine/data/jinja/value_ops.h"
+#include "engine/data/unicode.h"
 
 namespace soup::engine::jinja {
 namespace {
@@ -156,13 +159,85 @@ absl::StatusOr<Value> Abs(const Value& v, const CallArgs& args, Budget*) {
 }
 
 absl::StatusOr<Value> Round(const Value& v, const CallArgs& args, Budget*) {
-  SOUP_ASSIGN_OR_RETURN(const BoundArgs bound, BoundArgs::Bind("round", {"precision"}, args));
+  SOUP_ASSIGN_OR_RETURN(const BoundArgs bound,
+                        BoundArgs::Bind("round", {"precision", "method"}, args));
   SOUP_ASSIGN_OR_RETURN(const int64_t precision, bound.IntOr("precision", 0));
+  SOUP_ASSIGN_OR_RETURN(const std::string method, bound.TextOr("method", "common"));
+  if (method != "common" && method != "ceil" && method != "floor")
+    return absl::InvalidArgumentError("'round' has the methods common, ceil and floor");
   if (!v.is_number()) return TypeError("'round'", v);
-  if (precision != 0)
-    return absl::InvalidArgumentError("'round' with a precision is not supported");
-  if (!v.is_float()) return v.is_int() ? v : Value::Int(v.AsBool() ? 1 : 0);
-  return Value::Float(std::nearbyint(v.AsFloat()));  // ties to even, as Python
+  if (precision < 0 || precision > 15)
+    return absl::InvalidArgumentError("'round' with such a precision is not supported");
+  if (method == "common") {
+    if (!v.is_float()) return v.is_int() ? v : Value::Int(v.AsBool() ? 1 : 0);
+    if (!std::isfinite(v.AsFloat())) return v;
+    char buffer[512];  // printf rounds the exact value, ties to even, as Python does
+    std::snprintf(buffer, sizeof buffer, "%.*f", static_cast<int>(precision), v.AsFloat());
+    return Value::Float(std::strtod(buffer, nullptr));
+  }
+  const double value =
+      v.is_float() ? v.AsFloat() : static_cast<double>(v.is_int() ? v.AsInt() : v.AsBool());
+  if (!std::isfinite(value) || std::fabs(value) > 9e15)
+    return absl::InvalidArgumentError("'round' of such a number is not supported");
+  const double scale = std::pow(10.0, static_cast<double>(precision));
+  const double whole = method == "ceil" ? std::ceil(value * scale) : std::floor(value * scale);
+  return Value::Float((whole + 0.0) / scale);
+}
+
+absl::StatusOr<Value> FormatFilter(const Value& v, const CallArgs& args, Budget* budget) {
+  if (!args.named.empty() && !args.positional.empty())
+    return absl::InvalidArgumentError("'format' takes positional or named values, not both");
+  SOUP_ASSIGN_OR_RETURN(const std::string format, TextOf(v, budget));
+  Value values;
+  if (!args.named.empty()) {
+    SOUP_ASSIGN_OR_RETURN(values, Value::Dict({args.named.begin(), args.named.end()}));
+  } else {
+    SOUP_ASSIGN_OR_RETURN(values, Value::List(args.positional, /*tuple=*/true));
+  }
+  SOUP_ASSIGN_OR_RETURN(std::string text, PercentFormat(format, values, budget));
+  return Value::String(std::move(text));
+}
+
+absl::StatusOr<Value> WordCount(const Value& v, const CallArgs& args, Budget* budget) {
+  SOUP_RETURN_IF_ERROR(BoundArgs::Bind("wordcount", {}, args).status());
+  SOUP_ASSIGN_OR_RETURN(const std::string text, TextOf(v, budget));
+  SOUP_RETURN_IF_ERROR(budget->Steps(static_cast<int64_t>(text.size() / 16)));
+  int64_t words = 0;
+  bool within = false;
+  for (size_t i = 0, n; i < text.size(); i += n) {
+    const char32_t c = DecodeUtf8(text, i, &n);
+    const bool word = IsLetter(c) || IsNumeric(c) || c == '_';  // Python's \w
+    words += word && !within;
+    within = word;
+  }
+  return Value::Int(words);
+}
+
+absl::StatusOr<Value> Truncate(const Value& v, const CallArgs& args, Budget* budget) {
+  SOUP_ASSIGN_OR_RETURN(
+      const BoundArgs bound,
+      BoundArgs::Bind("truncate", {"length", "killwords", "end", "leeway"}, args));
+  SOUP_ASSIGN_OR_RETURN(const int64_t length, bound.IntOr("length", 255));
+  SOUP_ASSIGN_OR_RETURN(const int64_t leeway, bound.IntOr("leeway", 5));
+  SOUP_ASSIGN_OR_RETURN(const std::string end, bound.TextOr("end", "..."));
+  const auto end_size = static_cast<int64_t>(CountCharacters(end));
+  if (length < end_size || leeway < 0)
+    return absl::InvalidArgumentError("'truncate' to less than its end");
+  SOUP_ASSIGN_OR_RETURN(const int64_t size, Length(v, budget));
+  if (length >= size || size - length <= leeway) return v;
+  SOUP_ASSIGN_OR_RETURN(const Value head, Slice(v, Value::None(), Value::Int(length - end_size),
+                                                Value::None(), budget));
+  if (!head.is_string()) return TypeError("'truncate'", v);
+  std::string kept = head.AsString();
+  if (!bound.FlagOr("killwords", false)) kept = kept.substr(0, kept.rfind(' '));
+  return Value::String(kept + end);
+}
+
+absl::StatusOr<Value> Center(const Value& v, const CallArgs& args, Budget* budget) {
+  SOUP_ASSIGN_OR_RETURN(std::string text, TextOf(v, budget));
+  CallArgs width = args;
+  if (width.positional.empty() && width.named.empty()) width.positional.push_back(Value::Int(80));
+  return CallMethod(Value::String(std::move(text)), "center", width, budget);
 }
 
 absl::StatusOr<Value> Indent(const Value& v, const CallArgs& args, Budget* budget) {
@@ -197,10 +272,12 @@ struct Entry {
 constexpr Entry kFilters[] = {
     {"abs", &Abs},
     {"capitalize", &Transform<&Capitalize>},
+    {"center", &Center},
     {"count", &LengthFilter},
     {"d", &Default},
     {"default", &Default},
     {"float", &FloatFilter},
+    {"format", &FormatFilter},
     {"indent", &Indent},
     {"int", &IntFilter},
     {"length", &LengthFilter},
@@ -212,7 +289,9 @@ constexpr Entry kFilters[] = {
     {"title", &Transform<&TitleFilter>},
     {"tojson", &ToJsonFilter},
     {"trim", &Trim},
+    {"truncate", &Truncate},
     {"upper", &Transform<&Upper>},
+    {"wordcount", &WordCount},
 };
 
 const Entry* FindFilter(absl::string_view name) {

@@ -108,17 +108,23 @@ absl::StatusOr<Interpreter::Flow> Interpreter::RunStatement(const Statement& s,
     case Statement::Kind::kSet:
       SOUP_RETURN_IF_ERROR(RunSet(s, scope));
       return Flow::kNext;
+    case Statement::Kind::kFilter: {
+      SOUP_ASSIGN_OR_RETURN(const Value value, Filtered(s, scope));
+      if (!value.is_string()) return TypeError("a filter block's text", value);
+      SOUP_RETURN_IF_ERROR(Write(value.AsString()));
+      return Flow::kNext;
+    }
+    case Statement::Kind::kCall:
+      SOUP_RETURN_IF_ERROR(RunCall(s, scope));
+      return Flow::kNext;
     case Statement::Kind::kSetBlock: {
-      SOUP_ASSIGN_OR_RETURN(std::string text, Capture(s.body, std::make_shared<Scope>(scope)));
-      SOUP_RETURN_IF_ERROR(Assign(s.targets, Value::String(std::move(text)), scope));
+      SOUP_ASSIGN_OR_RETURN(const Value value, Filtered(s, scope));
+      SOUP_RETURN_IF_ERROR(Assign(s.targets, value, scope));
       return Flow::kNext;
     }
     case Statement::Kind::kMacro: {
-      auto macro = std::make_unique<Macro>();
-      macro->definition = &s;
-      macro->scope = scope;
-      scope->Set(s.text, Value::Object(macro.get()));
-      SOUP_RETURN_IF_ERROR(Own(std::move(macro)));
+      SOUP_ASSIGN_OR_RETURN(Value macro, NewMacro(s, scope));
+      scope->Set(s.text, std::move(macro));
       return Flow::kNext;
     }
     case Statement::Kind::kBreak:
@@ -151,11 +157,35 @@ absl::StatusOr<Interpreter::Flow> Interpreter::RunIf(const Statement& s, const S
   return Flow::kNext;
 }
 
+absl::StatusOr<Value> Interpreter::NewMacro(const Statement& s, const ScopePtr& scope) {
+  auto macro = std::make_unique<Macro>();
+  macro->definition = &s;
+  macro->scope = scope;
+  const Value out = Value::Object(macro.get());
+  SOUP_RETURN_IF_ERROR(Own(std::move(macro)));
+  return out;
+}
+
+absl::Status Interpreter::RunCall(const Statement& s, const ScopePtr& scope) {
+  SOUP_ASSIGN_OR_RETURN(const Value caller, NewMacro(s, scope));
+  auto value = EvalCall(*s.value, scope, &caller);
+  if (!value.ok()) return Place(value.status(), s.value->at);
+  SOUP_ASSIGN_OR_RETURN(const std::string text, ToText(*value, &budget_));
+  return Write(text);
+}
+
+absl::StatusOr<Value> Interpreter::Filtered(const Statement& s, const ScopePtr& scope) {
+  SOUP_ASSIGN_OR_RETURN(std::string text, Capture(s.body, std::make_shared<Scope>(scope)));
+  if (s.value == nullptr) return Value::String(std::move(text));
+  auto inner = std::make_shared<Scope>(scope);
+  inner->Set(kBlockText, Value::String(std::move(text)));
+  return Eval(*s.value, inner);
+}
+
 // The items of a for statement that pass its condition.
-absl::StatusOr<std::vector<Value>> Interpreter::LoopItems(const Statement& s,
+absl::StatusOr<std::vector<Value>> Interpreter::LoopItems(const Statement& s, const Value& over,
                                                           const ScopePtr& scope) {
-  SOUP_ASSIGN_OR_RETURN(const Value iterable, Eval(*s.value, scope));
-  SOUP_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(iterable, &budget_));
+  SOUP_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(over, &budget_));
   if (s.condition == nullptr) return items;
   std::vector<Value> kept;
   for (Value& item : items) {
@@ -168,11 +198,21 @@ absl::StatusOr<std::vector<Value>> Interpreter::LoopItems(const Statement& s,
 }
 
 absl::StatusOr<Interpreter::Flow> Interpreter::RunFor(const Statement& s, const ScopePtr& scope) {
+  SOUP_ASSIGN_OR_RETURN(const Value over, Eval(*s.value, scope));
+  SOUP_RETURN_IF_ERROR(RunLoop(s, over, scope, /*depth=*/1));
+  return Flow::kNext;
+}
+
+absl::Status Interpreter::RunLoop(const Statement& s, const Value& over, const ScopePtr& scope,
+                                  int depth) {
   auto owned = std::make_unique<Loop>();
   Loop* const loop = owned.get();
-  SOUP_ASSIGN_OR_RETURN(loop->items, LoopItems(s, scope));
+  SOUP_ASSIGN_OR_RETURN(loop->items, LoopItems(s, over, scope));
   SOUP_RETURN_IF_ERROR(Own(std::move(owned)));
-  if (loop->items.empty()) return RunBlock(s.otherwise, std::make_shared<Scope>(scope));
+  if (loop->items.empty()) return RunBlock(s.otherwise, std::make_shared<Scope>(scope)).status();
+  loop->statement = &s;
+  loop->scope = scope;
+  loop->depth = depth;
   loop->size = static_cast<int64_t>(loop->items.size());
   absl::Status status;
   for (loop->index = 0; loop->index < loop->items.size(); ++loop->index) {
@@ -185,8 +225,8 @@ absl::StatusOr<Interpreter::Flow> Interpreter::RunFor(const Statement& s, const 
     if (!status.ok() || *flow == Flow::kBreak) break;
   }
   loop->items.clear();
-  SOUP_RETURN_IF_ERROR(status);
-  return Flow::kNext;
+  loop->scope = nullptr;
+  return status;
 }
 
 absl::Status Interpreter::RunSet(const Statement& s, const ScopePtr& scope) {

@@ -42,12 +42,19 @@ class Interpreter {
   absl::StatusOr<Flow> RunStatement(const Statement& s, const ScopePtr& scope);
   absl::StatusOr<Flow> RunIf(const Statement& s, const ScopePtr& scope);
   absl::StatusOr<Flow> RunFor(const Statement& s, const ScopePtr& scope);
+  // The for statement over a value: the first time, or called by its own body.
+  absl::Status RunLoop(const Statement& s, const Value& over, const ScopePtr& scope, int depth);
   absl::Status RunSet(const Statement& s, const ScopePtr& scope);
   absl::Status RunGeneration(const Statement& s, const ScopePtr& scope);
   // What `body` writes, apart from the output.
   absl::StatusOr<std::string> Capture(const Block& body, const ScopePtr& scope);
   absl::Status Write(const std::string& text);
-  absl::StatusOr<std::vector<Value>> LoopItems(const Statement& s, const ScopePtr& scope);
+  absl::StatusOr<std::vector<Value>> LoopItems(const Statement& s, const Value& over,
+                                               const ScopePtr& scope);
+  absl::Status RunCall(const Statement& s, const ScopePtr& scope);
+  // The text of s.body, through the filters of s.value if there are any.
+  absl::StatusOr<Value> Filtered(const Statement& s, const ScopePtr& scope);
+  absl::StatusOr<Value> NewMacro(const Statement& s, const ScopePtr& scope);
   absl::Status Assign(const std::vector<std::string>& targets, const Value& value,
                       const ScopePtr& scope);
 
@@ -59,9 +66,13 @@ class Interpreter {
   absl::StatusOr<Value> EvalCompare(const Expr& e, const ScopePtr& scope);
   absl::StatusOr<Value> EvalConcat(const Expr& e, const ScopePtr& scope);
   absl::StatusOr<Value> EvalSlice(const Expr& e, const ScopePtr& scope);
-  absl::StatusOr<Value> EvalCall(const Expr& e, const ScopePtr& scope);
+  // `caller`: what a call block hands to the macro; null: nothing.
+  absl::StatusOr<Value> EvalCall(const Expr& e, const ScopePtr& scope,
+                                 const Value* caller = nullptr);
   absl::StatusOr<CallArgs> EvalArgs(const Expr& e, const ScopePtr& scope);
   absl::StatusOr<Value> CallMacro(const Macro& macro, const CallArgs& args);
+  absl::Status BindRest(const Statement& definition, CallArgs rest, const ScopePtr& scope);
+  absl::StatusOr<Value> CallRecursively(const Loop& loop, const CallArgs& args);
   absl::StatusOr<Value> CallBuiltin(const Builtin& builtin, const CallArgs& args);
   absl::StatusOr<Value> Range(const CallArgs& args);
   static Value LoopAttribute(const Loop& loop, const std::string& name);

@@ -26,14 +26,35 @@ absl::StatusOr<CallArgs> Interpreter::EvalArgs(const Expr& e, const ScopePtr& sc
     SOUP_ASSIGN_OR_RETURN(Value value, Eval(*expr, scope));
     out.named.emplace_back(name, std::move(value));
   }
+  if (e.star != nullptr) {
+    SOUP_ASSIGN_OR_RETURN(const Value star, Eval(*e.star, scope));
+    SOUP_ASSIGN_OR_RETURN(const std::vector<Value> more, Elements(star, &budget_));
+    out.positional.insert(out.positional.end(), more.begin(), more.end());
+  }
+  if (e.star_star != nullptr) {
+    SOUP_ASSIGN_OR_RETURN(const Value more, Eval(*e.star_star, scope));
+    if (!more.is_dict()) return TypeError("a '**' argument", more);
+    for (const auto& [name, value] : more.AsDict()) {
+      const auto known = std::find_if(out.named.begin(), out.named.end(),
+                                      [&name = name](const auto& a) { return a.first == name; });
+      if (known != out.named.end())
+        return absl::InvalidArgumentError(absl::StrCat("argument '", name, "' is given twice"));
+      out.named.emplace_back(name, value);
+    }
+  }
   return out;
 }
 
-absl::StatusOr<Value> Interpreter::EvalCall(const Expr& e, const ScopePtr& scope) {
+absl::StatusOr<Value> Interpreter::EvalCall(const Expr& e, const ScopePtr& scope,
+                                            const Value* caller) {
   const Expr& callee = *e.args[0];
   Value function;
   if (callee.kind == Expr::Kind::kAttribute) {
     SOUP_ASSIGN_OR_RETURN(const Value self, Eval(*callee.args[0], scope));
+    const bool known = IsMethod(self, callee.name) ||
+                       (self.is_object() && dynamic_cast<Loop*>(self.AsObject()) != nullptr);
+    if (known && caller != nullptr)
+      return absl::InvalidArgumentError("a call block of a method is not supported");
     if (IsMethod(self, callee.name)) {
       SOUP_ASSIGN_OR_RETURN(const CallArgs args, EvalArgs(e, scope));
       return CallMethod(self, callee.name, args, &budget_);
@@ -47,8 +68,11 @@ absl::StatusOr<Value> Interpreter::EvalCall(const Expr& e, const ScopePtr& scope
     SOUP_ASSIGN_OR_RETURN(function, Eval(callee, scope));
   }
   if (function.is_undefined()) return UndefinedError(function);
-  SOUP_ASSIGN_OR_RETURN(const CallArgs args, EvalArgs(e, scope));
+  SOUP_ASSIGN_OR_RETURN(CallArgs args, EvalArgs(e, scope));
+  if (caller != nullptr) args.named.emplace_back("caller", *caller);
   if (function.is_object()) {
+    if (const auto* loop = dynamic_cast<const Loop*>(function.AsObject()))
+      return CallRecursively(*loop, args);
     if (const auto* macro = dynamic_cast<const Macro*>(function.AsObject()))
       return CallMacro(*macro, args);
     if (const auto* builtin = dynamic_cast<const Builtin*>(function.AsObject()))
@@ -57,31 +81,26 @@ absl::StatusOr<Value> Interpreter::EvalCall(const Expr& e, const ScopePtr& scope
   return absl::InvalidArgumentError(absl::StrCat(function.KindName(), " cannot be called"));
 }
 
+// As jinja2's Macro: parameters by place, then by name, then what the body's use of caller, kwargs
+// and varargs lets in.
 absl::StatusOr<Value> Interpreter::CallMacro(const Macro& macro, const CallArgs& args) {
   const Statement& definition = *macro.definition;
   auto scope = std::make_shared<Scope>(macro.scope);
-  if (args.positional.size() > definition.parameters.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("macro '", definition.text, "' takes at most ",
-                                                   definition.parameters.size(), " arguments, ",
-                                                   args.positional.size(), " are given"));
-  }
-  for (const auto& [name, value] : args.named) {
-    const auto known = std::find_if(definition.parameters.begin(), definition.parameters.end(),
-                                    [name = &name](const auto& p) { return p.name == *name; });
-    const auto index = static_cast<size_t>(known - definition.parameters.begin());
-    if (known == definition.parameters.end() || index < args.positional.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("macro '", definition.text, "' takes no further argument '", name, "'"));
-    }
-  }
+  CallArgs rest;
+  rest.named = args.named;
+  for (size_t i = definition.parameters.size(); i < args.positional.size(); ++i)
+    rest.positional.push_back(args.positional[i]);
   for (size_t i = 0; i < definition.parameters.size(); ++i) {
     const Statement::Parameter& p = definition.parameters[i];
-    const auto named = std::find_if(args.named.begin(), args.named.end(),
-                                    [&p](const auto& a) { return a.first == p.name; });
     if (i < args.positional.size()) {
       scope->Set(p.name, args.positional[i]);
-    } else if (named != args.named.end()) {
+      continue;
+    }
+    const auto named = std::find_if(rest.named.begin(), rest.named.end(),
+                                    [&p](const auto& a) { return a.first == p.name; });
+    if (named != rest.named.end()) {
       scope->Set(p.name, named->second);
+      rest.named.erase(named);
     } else if (p.default_value != nullptr) {
       SOUP_ASSIGN_OR_RETURN(Value value, Eval(*p.default_value, scope));
       scope->Set(p.name, std::move(value));
@@ -89,7 +108,52 @@ absl::StatusOr<Value> Interpreter::CallMacro(const Macro& macro, const CallArgs&
       scope->Set(p.name, Value::Undefined(p.name));
     }
   }
+  SOUP_RETURN_IF_ERROR(BindRest(definition, std::move(rest), scope));
   SOUP_ASSIGN_OR_RETURN(std::string text, Capture(definition.body, scope));
+  return Value::String(std::move(text));
+}
+
+absl::Status Interpreter::BindRest(const Statement& definition, CallArgs rest,
+                                   const ScopePtr& scope) {
+  if (definition.uses_caller) {
+    const auto caller = std::find_if(rest.named.begin(), rest.named.end(),
+                                     [](const auto& a) { return a.first == "caller"; });
+    const bool given = caller != rest.named.end();
+    scope->Set("caller",
+               given && !caller->second.is_none() ? caller->second : Value::Undefined("caller"));
+    if (given) rest.named.erase(caller);
+  }
+  if (definition.uses_kwargs) {
+    SOUP_ASSIGN_OR_RETURN(Value more, Value::Dict({rest.named.begin(), rest.named.end()}));
+    scope->Set("kwargs", std::move(more));
+  } else if (!rest.named.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "macro '", definition.text, "' takes no further argument '", rest.named[0].first, "'"));
+  }
+  if (definition.uses_varargs) {
+    SOUP_ASSIGN_OR_RETURN(Value more, Value::List(std::move(rest.positional), /*tuple=*/true));
+    scope->Set("varargs", std::move(more));
+  } else if (!rest.positional.empty()) {
+    const size_t most = definition.parameters.size();
+    return absl::InvalidArgumentError(absl::StrCat("macro '", definition.text, "' takes at most ",
+                                                   most, " arguments, ",
+                                                   most + rest.positional.size(), " are given"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Value> Interpreter::CallRecursively(const Loop& loop, const CallArgs& args) {
+  if (loop.statement == nullptr || !loop.statement->recursive || loop.scope == nullptr)
+    return absl::InvalidArgumentError("'loop' can be called within a recursive loop only");
+  if (args.positional.size() != 1 || !args.named.empty())
+    return absl::InvalidArgumentError("'loop' is called with one value");
+  // The scope is kept: the loop may end within.
+  const ScopePtr scope = loop.scope;
+  std::string text;
+  std::string* const outer = std::exchange(out_, &text);
+  const absl::Status status = RunLoop(*loop.statement, args.positional[0], scope, loop.depth + 1);
+  out_ = outer;
+  SOUP_RETURN_IF_ERROR(status);
   return Value::String(std::move(text));
 }
 
@@ -171,8 +235,8 @@ Value Interpreter::LoopAttribute(const Loop& loop, const std::string& name) {
   if (name == "first") return Value::Bool(index == 0);
   if (name == "last") return Value::Bool(index + 1 == loop.size);
   if (name == "length") return Value::Int(loop.size);
-  if (name == "depth") return Value::Int(1);  // of recursive loops, which are not supported
-  if (name == "depth0") return Value::Int(0);
+  if (name == "depth") return Value::Int(loop.depth);
+  if (name == "depth0") return Value::Int(loop.depth - 1);
   if (name == "previtem" && loop.index > 0 && loop.index - 1 < loop.items.size())
     return loop.items[loop.index - 1];
   if (name == "nextitem" && loop.index + 1 < loop.items.size()) return loop.items[loop.index + 1];

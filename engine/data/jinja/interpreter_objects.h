@@ -46,6 +46,9 @@ struct Interpreter::Builtin : TemplateObject {
   std::string name;
 };
 struct Interpreter::Loop : TemplateObject {
+  const Statement* statement = nullptr;
+  ScopePtr scope;            // around the statement; dropped when the loop is over
+  int depth = 1;             // of a recursive loop within itself
   std::vector<Value> items;  // emptied when the loop is over
   size_t index = 0;
   int64_t size = 0;

@@ -19,6 +19,8 @@
 namespace soup::engine::jinja {
 namespace {
 
+constexpr int64_t kMaxBatch = 100'000;
+
 // item.a.0.b: an attribute's path, as jinja2's make_attrgetter.
 absl::StatusOr<Value> Attribute(Value item, const Value& path, Budget* budget) {
   if (path.is_int()) return Item(item, path, budget);
@@ -296,13 +298,99 @@ absl::StatusOr<Value> Sum(const Value& v, const CallArgs& args, Budget* budget) 
   return total;
 }
 
+absl::StatusOr<Value> Batch(const Value& v, const CallArgs& args, Budget* budget) {
+  SOUP_ASSIGN_OR_RETURN(const BoundArgs bound,
+                        BoundArgs::Bind("batch", {"linecount", "fill_with"}, args));
+  SOUP_RETURN_IF_ERROR(bound.Required("linecount").status());
+  SOUP_ASSIGN_OR_RETURN(const int64_t count, bound.IntOr("linecount", 0));
+  if (count < 1 || count > kMaxBatch)
+    return absl::InvalidArgumentError("'batch' by such a number is not supported");
+  SOUP_ASSIGN_OR_RETURN(const std::vector<Value> items, Elements(v, budget));
+  const Value* fill = bound.Find("fill_with");
+  std::vector<Value> out, row;
+  const auto flush = [&]() -> absl::Status {
+    SOUP_ASSIGN_OR_RETURN(Value list, Value::List(std::move(row)));
+    out.push_back(std::move(list));
+    row.clear();
+    return absl::OkStatus();
+  };
+  for (const Value& item : items) {
+    if (static_cast<int64_t>(row.size()) == count) SOUP_RETURN_IF_ERROR(flush());
+    row.push_back(item);
+  }
+  if (row.empty()) return Value::List(std::move(out));
+  if (fill != nullptr && !fill->is_none()) row.resize(static_cast<size_t>(count), *fill);
+  SOUP_RETURN_IF_ERROR(flush());
+  return Value::List(std::move(out));
+}
+
+absl::StatusOr<Value> SliceFilter(const Value& v, const CallArgs& args, Budget* budget) {
+  SOUP_ASSIGN_OR_RETURN(const BoundArgs bound,
+                        BoundArgs::Bind("slice", {"slices", "fill_with"}, args));
+  SOUP_RETURN_IF_ERROR(bound.Required("slices").status());
+  SOUP_ASSIGN_OR_RETURN(const int64_t count, bound.IntOr("slices", 0));
+  if (count < 1 || count > kMaxBatch)
+    return absl::InvalidArgumentError("'slice' by such a number is not supported");
+  SOUP_ASSIGN_OR_RETURN(const std::vector<Value> items, Elements(v, budget));
+  SOUP_RETURN_IF_ERROR(budget->Steps(count));
+  const Value* fill = bound.Find("fill_with");
+  const auto size = static_cast<int64_t>(items.size());
+  std::vector<Value> out;
+  for (int64_t i = 0, at = 0; i < count; ++i) {
+    const bool extra = i < size % count;
+    const int64_t end = at + size / count + (extra ? 1 : 0);
+    std::vector<Value> part(items.begin() + at, items.begin() + end);
+    if (fill != nullptr && !fill->is_none() && !extra) part.push_back(*fill);
+    SOUP_ASSIGN_OR_RETURN(Value list, Value::List(std::move(part)));
+    out.push_back(std::move(list));
+    at = end;
+  }
+  return Value::List(std::move(out));
+}
+
+absl::StatusOr<Value> GroupBy(const Value& v, const CallArgs& args, Budget* budget) {
+  SOUP_ASSIGN_OR_RETURN(
+      const BoundArgs bound,
+      BoundArgs::Bind("groupby", {"attribute", "default", "case_sensitive"}, args));
+  SOUP_ASSIGN_OR_RETURN(const Value attribute, bound.Required("attribute"));
+  SOUP_ASSIGN_OR_RETURN(const std::vector<Value> items, Elements(v, budget));
+  const Value* otherwise = bound.Find("default");
+  const bool exact = bound.FlagOr("case_sensitive", false);
+  // Sorted by the key that is compared; what a group is called is its first item's own.
+  std::vector<std::pair<Value, Value>> keyed;
+  for (const Value& item : items) {
+    SOUP_ASSIGN_OR_RETURN(Value name, Attribute(item, attribute, budget));
+    if (name.is_undefined() && otherwise != nullptr && !otherwise->is_none()) name = *otherwise;
+    Value key = name.is_string() && !exact ? Value::String(Lower(name.AsString())) : name;
+    SOUP_ASSIGN_OR_RETURN(Value member, Value::List({key, name, item}));
+    keyed.emplace_back(std::move(key), std::move(member));
+  }
+  SOUP_ASSIGN_OR_RETURN(const std::vector<Value> sorted, Sorted(std::move(keyed), false, budget));
+  std::vector<Value> out;
+  for (size_t begin = 0, end; begin < sorted.size(); begin = end) {
+    std::vector<Value> members;
+    for (end = begin; end < sorted.size(); ++end) {
+      SOUP_ASSIGN_OR_RETURN(const bool same,
+                            Equal(sorted[begin].AsList()[0], sorted[end].AsList()[0], budget));
+      if (!same) break;
+      members.push_back(sorted[end].AsList()[2]);
+    }
+    SOUP_ASSIGN_OR_RETURN(Value list, Value::List(std::move(members)));
+    SOUP_ASSIGN_OR_RETURN(Value group, Value::Group(sorted[begin].AsList()[1], std::move(list)));
+    out.push_back(std::move(group));
+  }
+  return Value::List(std::move(out));
+}
+
 struct Entry {
   absl::string_view name;
   absl::StatusOr<Value> (*function)(const Value&, const CallArgs&, Budget*);
 };
 constexpr Entry kFilters[] = {
+    {"batch", &Batch},
     {"dictsort", &DictSort},
     {"first", &First},
+    {"groupby", &GroupBy},
     {"items", &Items},
     {"join", &Join},
     {"last", &Last},
@@ -315,6 +403,7 @@ constexpr Entry kFilters[] = {
     {"reverse", &Reverse},
     {"select", &ChooseBy<false, true>},
     {"selectattr", &ChooseBy<true, true>},
+    {"slice", &SliceFilter},
     {"sort", &Sort},
     {"sum", &Sum},
     {"unique", &Unique},

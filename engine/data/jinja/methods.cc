@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
+#include "engine/data/jinja/text_format.h"
 #include "engine/data/jinja/text_ops.h"
 #include "engine/data/jinja/value_ops.h"
 #include "engine/data/unicode.h"
@@ -174,6 +175,37 @@ bool HasCase(const std::string& text, bool upper) {
   return any;
 }
 
+absl::StatusOr<Value> Pad(const std::string& text, const std::string& name, const CallArgs& args,
+                          Budget* budget) {
+  const bool zeros = name == "zfill";
+  SOUP_ASSIGN_OR_RETURN(const BoundArgs bound,
+                        zeros ? BoundArgs::Bind(name, {"width"}, args)
+                              : BoundArgs::Bind(name, {"width", "fillchar"}, args));
+  SOUP_RETURN_IF_ERROR(bound.Required("width").status());
+  SOUP_ASSIGN_OR_RETURN(const int64_t width, bound.IntOr("width", 0));
+  SOUP_ASSIGN_OR_RETURN(const std::string fill, bound.TextOr("fillchar", zeros ? "0" : " "));
+  if (CountCharacters(fill) != 1)
+    return absl::InvalidArgumentError(absl::StrCat("'", name, "' fills with one character"));
+  const auto size = static_cast<int64_t>(CountCharacters(text));
+  if (width <= size) return Value::String(text);
+  const int64_t missing = width - size;
+  int64_t bytes;
+  if (__builtin_mul_overflow(missing, static_cast<int64_t>(fill.size()), &bytes)) bytes = INT64_MAX;
+  SOUP_RETURN_IF_ERROR(budget->Bytes(bytes));
+  int64_t left = name == "ljust" ? 0 : missing;
+  if (name == "center") left = missing / 2 + (missing & width & 1);
+  std::string out;
+  absl::string_view rest = text;
+  if (zeros && !text.empty() && (text[0] == '+' || text[0] == '-')) {
+    out.push_back(text[0]);
+    rest.remove_prefix(1);
+  }
+  for (int64_t i = 0; i < left; ++i) out += fill;
+  absl::StrAppend(&out, rest);
+  for (int64_t i = left; i < missing; ++i) out += fill;
+  return Value::String(std::move(out));
+}
+
 absl::StatusOr<Value> TextMethod(const Value& self, const std::string& name, const CallArgs& args,
                                  Budget* budget) {
   const std::string& text = self.AsString();
@@ -198,6 +230,12 @@ absl::StatusOr<Value> TextMethod(const Value& self, const std::string& name, con
     if (prefix ? !absl::StartsWith(text, affix) : !absl::EndsWith(text, affix)) return self;
     return Value::String(text.substr(prefix ? affix.size() : 0, text.size() - affix.size()));
   }
+  if (name == "format") {
+    SOUP_ASSIGN_OR_RETURN(std::string out, BraceFormat(text, args, budget));
+    return Value::String(std::move(out));
+  }
+  for (absl::string_view pad : {"center", "ljust", "rjust", "zfill"})
+    if (name == pad) return Pad(text, name, args, budget);
   constexpr absl::string_view kPlain[] = {"upper",   "lower",   "title",   "capitalize", "isupper",
                                           "islower", "isspace", "isalpha", "isdigit",    "isalnum"};
   if (!In(kPlain, name)) return NotSupported(self, name);
@@ -220,7 +258,11 @@ absl::StatusOr<Value> TextMethod(const Value& self, const std::string& name, con
 absl::StatusOr<Value> ListMethod(const Value& self, const std::string& name, const CallArgs& args,
                                  Budget* budget) {
   if (name != "index" && name != "count") {
-    if (name == "copy") return NotSupported(self, name);
+    if (name == "copy") {
+      SOUP_RETURN_IF_ERROR(BoundArgs::Bind(name, {}, args).status());
+      if (!self.is_tuple()) return self;
+      return NotSupported(self, name);
+    }
     return absl::InvalidArgumentError(
         absl::StrCat("method '", name, "' would change a list, which a template may not"));
   }
@@ -247,7 +289,11 @@ absl::StatusOr<Value> DictMethod(const Value& self, const std::string& name, con
     return otherwise != nullptr ? *otherwise : Value::None();
   }
   if (name != "keys" && name != "values" && name != "items") {
-    if (name == "copy") return NotSupported(self, name);
+    if (name == "copy") {
+      SOUP_RETURN_IF_ERROR(BoundArgs::Bind(name, {}, args).status());
+      return self;
+    }
+    if (name == "fromkeys") return NotSupported(self, name);
     return absl::InvalidArgumentError(
         absl::StrCat("method '", name, "' would change an object, which a template may not"));
   }

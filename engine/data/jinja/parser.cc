@@ -90,6 +90,8 @@ class Parser {
       if (name.text == "for") return For();
       if (name.text == "set") return Set();
       if (name.text == "macro") return Macro();
+      if (name.text == "call") return Call();
+      if (name.text == "filter") return FilterBlock();
       if (name.text == "with") return With();
       if (name.text == "generation") return Generation(name.at);
       if (name.text == "break" || name.text == "continue") return Jump(name);
@@ -144,7 +146,7 @@ class Parser {
     if (in_.TakeName("if")) {
       SOUP_ASSIGN_OR_RETURN(out.condition, in_.Expression());
     }
-    if (in_.IsName("recursive")) return in_.Error("recursive loops are not supported");
+    out.recursive = in_.TakeName("recursive");
     SOUP_RETURN_IF_ERROR(EndOfTag());
     ++loops_;
     SOUP_ASSIGN_OR_RETURN(out.body, Body({"else", "endfor"}));
@@ -158,7 +160,11 @@ class Parser {
   }
 
   absl::StatusOr<Statement> Jump(const Token& name) {
-    if (loops_ == 0) return ErrorAt(name.at, absl::StrCat("'", name.text, "' outside of a loop"));
+    if (loops_ == 0) {
+      return ErrorAt(name.at, absl::StrCat("'", name.text,
+                                           "' outside of a loop, or out of a block that gathers "
+                                           "text, is not supported"));
+    }
     SOUP_RETURN_IF_ERROR(EndOfTag());
     Statement out;
     out.kind = name.text == "break" ? Kind::kBreak : Kind::kContinue;
@@ -180,38 +186,86 @@ class Parser {
     }
     if (out.targets.size() != 1) return in_.Unexpected("'='");
     out.kind = Kind::kSetBlock;
-    if (in_.IsOperator("|")) return in_.Error("a filter on a set block is not supported");
+    if (in_.TakeOperator("|")) {
+      SOUP_ASSIGN_OR_RETURN(out.value, in_.BlockFilters());
+    }
     SOUP_RETURN_IF_ERROR(EndOfTag());
-    SOUP_ASSIGN_OR_RETURN(out.body, Body({"endset"}));
-    SOUP_RETURN_IF_ERROR(EndTag("endset"));
+    SOUP_ASSIGN_OR_RETURN(out.body, Gathered("endset"));
     return out;
+  }
+
+  // The body of a block whose text goes elsewhere than to the output: no jump leaves it.
+  absl::StatusOr<Block> Gathered(absl::string_view end) {
+    const int loops = std::exchange(loops_, 0);
+    SOUP_ASSIGN_OR_RETURN(Block out, Body({end}));
+    loops_ = loops;
+    SOUP_RETURN_IF_ERROR(EndTag(end));
+    return out;
+  }
+
+  absl::StatusOr<Statement> FilterBlock() {
+    Statement out;
+    out.kind = Kind::kFilter;
+    SOUP_ASSIGN_OR_RETURN(out.value, in_.BlockFilters());
+    SOUP_RETURN_IF_ERROR(EndOfTag());
+    SOUP_ASSIGN_OR_RETURN(out.body, Gathered("endfilter"));
+    return out;
+  }
+
+  absl::StatusOr<Statement> Call() {
+    Statement out;
+    out.kind = Kind::kCall;
+    out.text = "caller";
+    if (in_.IsOperator("(")) SOUP_RETURN_IF_ERROR(Parameters(&out));
+    SOUP_ASSIGN_OR_RETURN(out.value, in_.Expression());
+    if (out.value->kind != Expr::Kind::kCall) return in_.Unexpected("a call");
+    SOUP_RETURN_IF_ERROR(EndOfTag());
+    SOUP_RETURN_IF_ERROR(MacroBody("endcall", &out));
+    return out;
+  }
+
+  absl::Status MacroBody(absl::string_view end, Statement* out) {
+    const TokenStream::MacroNames outer = std::exchange(in_.macro_names(), {});
+    SOUP_ASSIGN_OR_RETURN(out->body, Gathered(end));
+    TokenStream::MacroNames& names = in_.macro_names();
+    out->uses_caller = names.caller;
+    out->uses_varargs = names.varargs;
+    out->uses_kwargs = names.kwargs;
+    names.caller |= outer.caller;  // a macro's use is one of the macro around it too
+    names.varargs |= outer.varargs;
+    names.kwargs |= outer.kwargs;
+    return absl::OkStatus();
   }
 
   absl::StatusOr<Statement> Macro() {
     Statement out;
     out.kind = Kind::kMacro;
     SOUP_ASSIGN_OR_RETURN(out.text, in_.ExpectAnyName("a macro's name"));
+    SOUP_RETURN_IF_ERROR(Parameters(&out));
+    SOUP_RETURN_IF_ERROR(EndOfTag());
+    SOUP_RETURN_IF_ERROR(MacroBody("endmacro", &out));
+    return out;
+  }
+
+  absl::Status Parameters(Statement* out) {
     SOUP_RETURN_IF_ERROR(in_.ExpectOperator("("));
     while (!in_.TakeOperator(")")) {
-      if (!out.parameters.empty()) {
+      if (!out->parameters.empty()) {
         SOUP_RETURN_IF_ERROR(in_.ExpectOperator(","));
         if (in_.TakeOperator(")")) break;
       }
       Statement::Parameter parameter;
       SOUP_ASSIGN_OR_RETURN(parameter.name, in_.ExpectAnyName("a parameter's name"));
+      if (parameter.name == "caller")
+        return in_.Error("a parameter named 'caller' is not supported");
       if (in_.TakeOperator("=")) {
         SOUP_ASSIGN_OR_RETURN(parameter.default_value, in_.Expression());
-      } else if (!out.parameters.empty() && out.parameters.back().default_value != nullptr) {
+      } else if (!out->parameters.empty() && out->parameters.back().default_value != nullptr) {
         return in_.Error("a parameter without a default after one that has one");
       }
-      out.parameters.push_back(std::move(parameter));
+      out->parameters.push_back(std::move(parameter));
     }
-    SOUP_RETURN_IF_ERROR(EndOfTag());
-    const int loops = std::exchange(loops_, 0);
-    SOUP_ASSIGN_OR_RETURN(out.body, Body({"endmacro"}));
-    loops_ = loops;
-    SOUP_RETURN_IF_ERROR(EndTag("endmacro"));
-    return out;
+    return absl::OkStatus();
   }
 
   absl::StatusOr<Statement> With() {

@@ -2,10 +2,11 @@
 // (trim_blocks, lstrip_blocks, an immutable sandbox, loop controls, tojson, raise_exception,
 // strftime_now, generation blocks). What it does not know it refuses with line and column.
 //
-// Known: set (also blocks and namespaces), for (filter, else, loop variables, break, continue), if,
-// macro, with, generation, raw, comments; every operator of Jinja's expressions but text formatting
-// by %; the filters of filters.cc and list_filters.cc, the tests of value_tests.cc, the methods of
-// methods.cc. Not known: inheritance, imports, call blocks, recursive loops, * and ** arguments.
+// Known: set (also blocks, filtered ones, and namespaces), for (filter, else, recursive, loop
+// variables, break, continue), if, macro (varargs, kwargs, caller), call, filter, with, generation,
+// raw, comments; every operator of Jinja's expressions; the filters of filters.cc and
+// list_filters.cc, the tests of value_tests.cc, the methods of methods.cc. Not known: inheritance
+// and blocks, imports, escaping.
 //
 // Immutable once parsed; any thread.
 #ifndef SOUP_ENGINE_DATA_JINJA_TEMPLATE_H_

@@ -293,6 +293,9 @@ absl::StatusOr<ExprPtr> TokenStream::Primary() {
         if (name == word) return Unexpected("an expression");
       out->kind = Kind::kName;
       out->name = name;
+      macro_names_.caller |= name == "caller";
+      macro_names_.varargs |= name == "varargs";
+      macro_names_.kwargs |= name == "kwargs";
     }
     Advance();
     return out;
@@ -395,8 +398,16 @@ absl::Status TokenStream::Arguments(Expr* call) {
       SOUP_RETURN_IF_ERROR(ExpectOperator(","));
       if (TakeOperator(")")) break;
     }
-    if (IsOperator("*") || IsOperator("**"))
-      return Error("'*' and '**' arguments are not supported");
+    if (IsOperator("*") || IsOperator("**")) {
+      const bool named = IsOperator("**");
+      if (call->star_star != nullptr || (!named && call->star != nullptr))
+        return Error("a '*' argument too many");
+      Advance();
+      ExprPtr& star = named ? call->star_star : call->star;
+      SOUP_ASSIGN_OR_RETURN(star, Expression());
+      continue;
+    }
+    if (call->star_star != nullptr) return Error("an argument after a '**' one");
     if (Is(TokenKind::kName) && Ahead().kind == TokenKind::kOperator && Ahead().text == "=") {
       std::string name = Now().text;
       Advance();
@@ -405,7 +416,8 @@ absl::Status TokenStream::Arguments(Expr* call) {
       call->named.emplace_back(std::move(name), std::move(value));
       continue;
     }
-    if (!call->named.empty()) return Error("a positional argument after a named one");
+    if (!call->named.empty() || call->star != nullptr)
+      return Error("a positional argument after a named or '*' one");
     SOUP_ASSIGN_OR_RETURN(ExprPtr value, Expression());
     call->args.push_back(std::move(value));
   }
@@ -415,7 +427,7 @@ absl::Status TokenStream::Arguments(Expr* call) {
 absl::StatusOr<ExprPtr> TokenStream::FilterOrTest(ExprPtr base) {
   for (int links = 0;; ++links) {
     SOUP_RETURN_IF_ERROR(CheckLinks(links));
-    if (IsOperator("|")) {
+    if (TakeOperator("|")) {
       SOUP_ASSIGN_OR_RETURN(base, Filter(std::move(base)));
     } else if (IsName("is")) {
       SOUP_ASSIGN_OR_RETURN(base, Test(std::move(base)));
@@ -429,8 +441,18 @@ absl::StatusOr<ExprPtr> TokenStream::FilterOrTest(ExprPtr base) {
   }
 }
 
+absl::StatusOr<ExprPtr> TokenStream::BlockFilters() {
+  ExprPtr base = Make(Kind::kName, Now().at);
+  base->name = kBlockText;
+  int links = 0;
+  do {
+    SOUP_RETURN_IF_ERROR(CheckLinks(links++));
+    SOUP_ASSIGN_OR_RETURN(base, Filter(std::move(base)));
+  } while (TakeOperator("|"));
+  return base;
+}
+
 absl::StatusOr<ExprPtr> TokenStream::Filter(ExprPtr base) {
-  Advance();
   const Token name = Now();
   SOUP_RETURN_IF_ERROR(ExpectAnyName("a filter's name").status());
   if (!IsFilter(name.text))

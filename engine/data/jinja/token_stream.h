@@ -42,6 +42,13 @@ class TokenStream {
 
   // An expression; `with_condition`: "a if b else c" is part of it.
   absl::StatusOr<ExprPtr> Expression(bool with_condition = true);
+  // The filters of a filter block, or after a set block's name, over kBlockText: "a | b(c)".
+  absl::StatusOr<ExprPtr> BlockFilters();
+  // Names read since they were last cleared: caller, varargs, kwargs.
+  struct MacroNames {
+    bool caller = false, varargs = false, kwargs = false;
+  };
+  MacroNames& macro_names() { return macro_names_; }
   // One or more expressions with commas between; more than one, or a comma at the end: a tuple.
   absl::StatusOr<ExprPtr> TupleOrExpression(bool with_condition = true);
 
@@ -67,7 +74,7 @@ class TokenStream {
   absl::StatusOr<ExprPtr> Postfix(ExprPtr base);
   absl::StatusOr<ExprPtr> Subscript(ExprPtr base);
   absl::StatusOr<ExprPtr> FilterOrTest(ExprPtr base);
-  absl::StatusOr<ExprPtr> Filter(ExprPtr base);
+  absl::StatusOr<ExprPtr> Filter(ExprPtr base);  // from its name on
   absl::StatusOr<ExprPtr> Test(ExprPtr base);
   absl::Status Arguments(Expr* call);
   absl::Status CheckLinks(int links) const;
@@ -76,6 +83,7 @@ class TokenStream {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   int nesting_ = 0;
+  MacroNames macro_names_;
 };
 
 }  // namespace soup::engine::jinja

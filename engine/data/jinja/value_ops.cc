@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
+#include "engine/data/jinja/text_format.h"
 #include "engine/data/unicode.h"
 
 namespace soup::engine::jinja {
@@ -290,6 +291,8 @@ absl::StatusOr<Value> Item(const Value& v, const Value& key, Budget* budget) {
     if (v.is_list()) return v.AsList()[static_cast<size_t>(index)];
     return Slice(v, Value::Int(index), Value::Int(index + 1), Value::None(), budget);
   }
+  if (v.is_group() && key.is_string() && key.AsString() == "grouper") return v.AsList()[0];
+  if (v.is_group() && key.is_string() && key.AsString() == "list") return v.AsList()[1];
   return Value::Undefined(key.is_string() ? key.AsString() : "item");
 }
 
@@ -339,8 +342,10 @@ absl::StatusOr<Value> Slice(const Value& v, const Value& start, const Value& sto
 
 absl::StatusOr<Value> Arithmetic(absl::string_view op, const Value& a, const Value& b,
                                  Budget* budget) {
-  if (op == "%" && a.is_string())
-    return absl::InvalidArgumentError("'%' formatting of a text is not supported");
+  if (op == "%" && a.is_string()) {
+    SOUP_ASSIGN_OR_RETURN(std::string text, PercentFormat(a.AsString(), b, budget));
+    return Value::String(std::move(text));
+  }
   if (a.is_undefined()) return UndefinedError(a);
   if (b.is_undefined()) return UndefinedError(b);
   if (a.is_number() && b.is_number()) {

@@ -83,6 +83,31 @@ STATEMENTS = [
     "{%- for message in messages %}\n    {%- if message.role == 'user' %}\n        {{- 'U: ' + message.content | trim + '\\n' }}\n    {%- elif message.tool_calls is defined %}\n        {%- for c in message.tool_calls %}\n            {{- '<c>' ~ c.function.name ~ (c.function.arguments | tojson) ~ '</c>' }}\n        {%- endfor %}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- 'A:' }}\n{%- endif %}\n",
 ]
 
+# Blocks that gather text, macros with all they may be given, recursion, formats.
+STATEMENTS += [
+    "{% macro m(a, b=2) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1) }}{{ m(1, 3, 4, 5, q=6) }}{{ m(b=1, a=0, z=none) }}", "{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}x{{ n }}{% endcall %}",
+    "{% macro m() %}{{ caller(1, b=2) }}{% endmacro %}{% call(a, b=3) m() %}{{ a }}{{ b }}{% endcall %}", "{% macro m() %}{% if caller %}c{% else %}n{% endif %}{% endmacro %}{{ m() }}{% call m() %}{% endcall %}",
+    "{% macro m() %}x{% endmacro %}{% call m() %}y{% endcall %}", "{% macro m(a) %}{{ a }}{{ caller() }}{% endmacro %}{{ m(1) }}", "{% macro o() %}{% macro i() %}{{ varargs }}{% endmacro %}{{ i(1, 2) }}{% endmacro %}{{ o(3) }}", "{% call n %}{% endcall %}", "{% call n() %}{% endcall %}",
+    "{% macro m(x) %}[{{ x }}]{% endmacro %}{% for i in l %}{% call m(i) %}q{% endcall %}{% endfor %}", "{% set y = 1 %}{% macro m() %}{% set y = 2 %}{{ caller() }}{% endmacro %}{% call m() %}{{ y }}{% endcall %}",
+    "{% filter upper %}a{{ s }}b{% endfilter %}", "{% filter trim | upper | replace('A', 'z') %} {{ words }} {% endfilter %}", "{% set q %}{{ s }}{% endset %}{{ q }}", "{% set q | upper | trim %} {{ s }} a {% endset %}{{ q }}", "{% filter length %}abc{% endfilter %}", "{% set q | length %}abc{% endset %}{{ q + 1 }}", "{% filter indent(2, true) %}a\nb{% endfilter %}",
+    "{% for i in l %}{% filter upper %}{% if i == 1 %}a{% endif %}{{ i }}{% endfilter %}{% endfor %}", "{% for i in [1, [2, [3, 4]], 5] recursive %}{% if i is iterable %}({{ loop(i) }}){% else %}{{ i }}@{{ loop.depth }}{{ loop.depth0 }}{{ loop.index }}{% endif %}{% endfor %}",
+    "{% for i in [[1, 2], []] recursive %}{% if i is iterable %}<{{ loop(i) }}>{% else %}{{ i }}{% endif %}{% else %}none{% endfor %}", "{% for i in l recursive if i > 1 %}{{ i }}{% endfor %}", "{% for i in l if i > 1 recursive %}{{ i }}{% endfor %}", "{% for i in l %}{{ loop(l) }}{% endfor %}", "{% for k, v in nested.items() recursive %}{{ k }}{% if v is mapping %}{{ loop(v.items()) }}{% endif %}{% endfor %}",
+    "{% macro m(a, b, c) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(*l) }}{{ m(1, *[2, 3]) }}{{ m(**{'a': 1, 'c': 2}) }}{{ m(1, *[2], **{'c': 3}) }}{{ m(*[1], b=2) }}", "{{ range(*[1, 4]) | list }}", "{{ dict(a=1, **{'b': 2}) }}", "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, a=2) }}", "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(a=1, **{'a': 2}) }}",
+    "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(*l, 1) }}", "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(**d, x=1) }}", "{% for i in l %}{% set x %}{% for j in l %}{% break %}{% endfor %}{{ i }}{% endset %}{{ x }}{% endfor %}",
+    "{% for g in messages | groupby('role') %}{{ g.grouper }}:{{ g.list | length }};{{ g[0] }}{% endfor %}", "{% for k, v in messages | groupby('role') %}{{ k }}{{ v | map(attribute='content') | join('+') }}{% endfor %}", "{{ [{'a': 'X', 'v': 1}, {'a': 'x', 'v': 2}, {'a': 'B', 'v': 3}, {'v': 4}] | groupby('a', default='zz') | map('list') | list }}",
+    "{{ [{'a': 'X'}, {'a': 'x'}, {'a': 'B'}] | groupby('a', case_sensitive=true) | list }}", "{{ [{'a': 2}, {'a': 1}, {'a': 2}] | groupby('a') | list }}", "{{ range(7) | batch(3) | list }}{{ range(7) | batch(3, 'x') | list }}{{ range(6) | batch(3, 'x') | list }}{{ [] | batch(2) | list }}", "{{ range(7) | slice(3) | list }}{{ range(7) | slice(3, 'x') | list }}{{ [] | slice(2, 0) | list }}",
+]
+FORMATS = ["%s", "%d", "%5d", "%-5d|", "%05d", "%+d", "% d", "%x", "%X", "%#x", "%o", "%i", "%u", "%f", "%.2f", "%8.3f", "%-8.1f|", "%08.2f", "%e", "%.1E", "%g", "%.3g", "%#.3g", "%r", "%5s", "%-5s|", "%.2s", "%05s", "%%", "%c", "%(a)s", "%(b)d", "%.3d", "%+.2e", "%", "%q", "%5", "%(a", "%s %s", "%d%%"]
+BRACES = ["{}", "{0}", "{a}", "{}{}", "{1}{0}", "{0}{}", "{:>5}", "{:<5}|", "{:^5}|", "{:*^7}", "{:05}", "{:5}|", "{:d}", "{:x}", "{:#x}", "{:b}", "{:o}", "{:,}", "{:_}", "{:.2f}", "{:8.2f}", "{:+}", "{: }", "{:e}", "{:g}", "{:%}", "{:.1%}", "{!r}", "{!s:>6}", "{{}}", "{", "}", "{:s}", "{:.2}", "{:.2s}", "{0[0]}", "{0.a}", "{0[a]}", "{a.b}", "{:{}}", "{:é^5}", "{:=+5}", "{:,.1f}", "{:>{a}}", "{x}", "{:z}", "{!x}"]
+VALUES = ["1", "-7", "0", "12345678", "2.5", "-0.125", "1e20", "0.1", "123456.789", "true", "none", "'ab'", "'é🙂x'", "[1, 'a']", "(1, 2)", "('a', 5)", "{'a': 1, 'b': 2}", "d", "zz", "s", "(2.5,)", "()"]
+FORMAT_CASES = ["{{ %s %% %s }}" % (repr(f), v) for f in FORMATS for v in VALUES] + ["{{ %s | format(%s) }}" % (repr(f), v) for f in FORMATS for v in ["1", "'x', 2", "a='q', b=3", "2.5", ""]]
+FORMAT_CASES += ["{{ %s.format(%s) }}" % (repr(f), v) for f in BRACES for v in [x for x in VALUES if x != "()"] + ["1, 2", "'x', 'y'", "a=3", "5, a=7", "d, a=nested", "l", ""]]
+FORMAT_CASES += ["{{ %s | round(%s) }}" % (v, a) for v in ["2.5", "3.5", "-2.5", "0.125", "2.675", "1234.5678", "5", "true", "1e15", "0.5", "-0.4"] for a in ["", "1", "2", "0, 'ceil'", "0, 'floor'", "2, 'ceil'", "1, 'floor'", "3, method='common'", "2, 'up'"]]
+FORMAT_CASES += ["{{ %s | truncate(%s) }}" % (v, a) for v in ["words", "'one two three four five'", "'é🙂 naïve café 日本語 text'", "s", "''", "n"] for a in ["9", "9, true", "9, false, '..'", "9, true, '', 0", "5, leeway=0", "3", "2", "255"]]
+FORMAT_CASES += ["{{ %s | %s }}" % (v, f) for v in ["words", "'a'", "''", "'é🙂x'", "'one-two_3 four'", "n", "none", "'-42'", "'+'"] for f in ["wordcount", "center(9)", "center(4)", "center(0)", "center"]]
+FORMAT_CASES += ["[{{ %s.%s }}]" % (v, m) for v in ["words", "'a'", "''", "'é🙂x'", "'-42'", "'+'"] for m in ["center(9)", "center(8, '*')", "ljust(7)", "rjust(7, 'é')", "zfill(6)", "zfill(1)", "rjust(3, 'ab')", "ljust()"]]
+FORMAT_CASES += ["{{ l.copy() }}", "{{ d.copy() }}", "{{ (1,).copy() }}"]
+
 # Templates in the manner of those that models come with.
 MANNERS = {
     "chatml": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
@@ -103,9 +128,10 @@ def random_expression(rng, depth):
         lambda: "(not %s)" % x(), lambda: "(-%s)" % x(), lambda: "(%s if %s else %s)" % (x(), x(), x()),
         lambda: "%s[%s]" % (x() if False else "(%s)" % x(), x()), lambda: "(%s)[%s:%s]" % (x(), rng.choice(["", "1", "-1", "n"]), rng.choice(["", "2", "-1"])),
         lambda: "(%s).%s" % (x(), rng.choice(["a", "b", "role", "content", "k"])),
-        lambda: "(%s)|%s" % (x(), rng.choice(["trim", "upper", "lower", "title", "capitalize", "length", "string", "list", "first", "last", "join", "join('-')", "tojson", "reverse|list", "sort", "unique|list", "int", "float", "abs", "default('q')", "default('q', true)", "sum", "min", "max", "map('string')|list", "map('upper')|join(',')", "select('string')|list", "reject('none')|list", "items|list", "replace('a', 'zz')", "indent", "dictsort"])),
+        lambda: "(%s)|%s" % (x(), rng.choice(["trim", "upper", "lower", "title", "capitalize", "length", "string", "list", "first", "last", "join", "join('-')", "tojson", "reverse|list", "sort", "unique|list", "int", "float", "abs", "default('q')", "default('q', true)", "sum", "min", "max", "map('string')|list", "map('upper')|join(',')", "select('string')|list", "reject('none')|list", "items|list", "replace('a', 'zz')", "indent", "dictsort", "batch(2)|list", "slice(2)|list", "groupby('role')|list", "groupby('a', default=1)|map('first')|list", "round", "round(1)", "truncate(5)", "wordcount", "center(6)", "format(1)"])),
+        lambda: "(%s %% %s)" % (rng.choice(["'%s'", "'%d'", "'%5.1f|%s'", "'%(a)s'", "s"]), x()), lambda: "%s.format(%s, a=%s)" % (rng.choice(["'{}'", "'{a}-{}'", "'{0!r}'", "'{:>6}'", "'{a[0]}'"]), x(), x()),
         lambda: "((%s) is %s%s)" % (x(), rng.choice(["", "not "]), rng.choice(["defined", "none", "string", "mapping", "iterable", "sequence", "number", "integer", "float", "boolean", "true", "false", "odd", "even", "lower", "upper", "in [1, 'a']", "eq 1", "gt 0", "divisibleby 2"])),
-        lambda: "(%s).%s" % (x(), rng.choice(["strip()", "upper()", "split()", "split('a')", "startswith('a')", "endswith('x')", "replace('a', 'b')", "lower()", "get('a')", "get('q', 1)", "items()|list", "keys()|list", "find('a')", "count('a')", "title()", "splitlines()"])),
+        lambda: "(%s).%s" % (x(), rng.choice(["strip()", "upper()", "split()", "split('a')", "startswith('a')", "endswith('x')", "replace('a', 'b')", "lower()", "get('a')", "get('q', 1)", "items()|list", "keys()|list", "find('a')", "count('a')", "title()", "splitlines()", "zfill(5)", "ljust(4, '*')", "copy()"])),
         lambda: "[%s, %s]" % (x(), x()), lambda: "{'k': %s, 'a': %s}" % (x(), x()), lambda: "(%s, %s)" % (x(), x()),
     ])()
 
@@ -121,7 +147,7 @@ def main():
     count = int(os.environ.get("SOUP_FUZZ_CASES", "1500"))
     rng = random.Random(seed)
     cases = ["{{ %s }}" % e.strip() for line in EXPRESSIONS.splitlines() for e in line.split("; ")]
-    cases += STATEMENTS
+    cases += STATEMENTS + FORMAT_CASES
     manners = list(MANNERS.values())
     fixed = len(cases)
     cases += ["{{ %s }}" % random_expression(rng, rng.randrange(1, 5)) for _ in range(count)]

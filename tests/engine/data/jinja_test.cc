@@ -100,9 +100,35 @@ TEST(JinjaTest, ErrorsNameLineAndColumn) {
             "'{% endif %}'");
   EXPECT_THAT(Render("{{ l.append(1) }}"), HasSubstr("may not"));
   EXPECT_THAT(Render("{{ d.items }}"), HasSubstr("is a method of an object"));
-  EXPECT_THAT(Render("{{ ''.format(1) }}"), HasSubstr("method 'format' of a string"));
+  EXPECT_THAT(Render("{{ ''.encode() }}"), HasSubstr("method 'encode' of a string"));
   EXPECT_THAT(Render("{{ 9223372036854775807 + 1 }}"), HasSubstr("beyond 64 bits"));
   EXPECT_THAT(Render("{{ l | tojson(4) }}"), HasSubstr("named arguments only"));
+}
+
+TEST(JinjaTest, CallFilterAndRecursiveBlocks) {
+  EXPECT_EQ(Render("{% macro m(a) %}<{{ caller(a) }}|{{ varargs }}|{{ kwargs }}>{% endmacro %}{% "
+                   "call(x) m(1, 2, k=3) "
+                   "%}[{{ x }}]{% endcall %}"),
+            "<[1]|(2,)|{'k': 3}>");
+  EXPECT_EQ(Render("{% filter upper | trim %} a{{ n }}b {% endfilter %}"), "A5B");
+  EXPECT_EQ(Render("{% set x | upper %}a{% endset %}{{ x }}"), "A");
+  EXPECT_EQ(Render("{% for i in [1, [2, [3]]] recursive %}{{ loop.depth }}{% if i is iterable "
+                   "%}({{ loop(i) }}){% else "
+                   "%}{{ i }}{% endif %}{% endfor %}"),
+            "111(222(33))");
+  EXPECT_EQ(Render("{% macro m(a, b, c=9) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(*[1, 2], "
+                   "**{'c': 3}) }}"),
+            "123");
+  EXPECT_EQ(Render("{% for g in messages | groupby('role') %}{{ g.grouper }}{{ g.list | length }} "
+                   "{% endfor %}"),
+            "assistant1 user1 ");
+  EXPECT_EQ(
+      Render("{{ '%s=%03d|%-4s|%.2f' % ('a', 7, 'b', 1.5) }} {{ '{0}-{k:>3}'.format(1, k='z') }}"),
+      "a=007|b   |1.50 1-  z");
+  EXPECT_THAT(Render("{% for i in l %}{% set x %}{% break %}{% endset %}{% endfor %}"),
+              HasSubstr("is not supported"));
+  EXPECT_THAT(Render("{% for i in l %}{{ loop(l) }}{% endfor %}"), HasSubstr("recursive loop"));
+  EXPECT_THAT(Render("{% for i in l recursive %}{{ loop(l) }}{% endfor %}"), HasSubstr("too deep"));
 }
 
 TEST(JinjaTest, GenerationBlocksAreMeasured) {
