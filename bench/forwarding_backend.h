@@ -22,9 +22,6 @@ class ForwardingBackend : public engine::Backend {
   absl::StatusOr<std::unique_ptr<engine::Arena>> CreateArena(int64_t bytes) override {
     return next_.CreateArena(bytes);
   }
-  absl::StatusOr<std::unique_ptr<engine::Arena>> CreateHostArena(int64_t bytes) override {
-    return next_.CreateHostArena(bytes);
-  }
   void RegisterHostMemory(const void* data, int64_t bytes) override {
     next_.RegisterHostMemory(data, bytes);
   }
