@@ -147,6 +147,9 @@ class Backend {
   virtual absl::StatusOr<GemmPreparation> PrepareGemms(
       absl::Span<const kernels::GemmArgs> products,
       const std::function<absl::Status()>& make_room) = 0;
+  virtual void LoraUp(const kernels::LoraUpArgs& args) = 0;
+  virtual void LoraBack(const kernels::LoraBackArgs& args) = 0;
+  virtual void LoraGrad(const kernels::LoraGradArgs& args) = 0;
   virtual void Axpy(const kernels::AxpyArgs& args) = 0;
   virtual void Dropout(const kernels::DropoutArgs& args) = 0;
   virtual void GatherActRows(const kernels::GatherActRowsArgs& args) = 0;

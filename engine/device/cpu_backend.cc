@@ -22,6 +22,7 @@
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
 #include "kernels/cpu/rope.h"
+#include "kernels/lora_products.h"
 
 namespace soup::engine {
 namespace {
@@ -152,6 +153,9 @@ class CpuBackend final : public Backend {
     cpu::SwigluBackward(a, context_);
   }
   void Gemm(const kernels::GemmArgs& a) override { cpu::Gemm(a, context_); }
+  void LoraUp(const kernels::LoraUpArgs& a) override { Products(a); }
+  void LoraBack(const kernels::LoraBackArgs& a) override { Products(a); }
+  void LoraGrad(const kernels::LoraGradArgs& a) override { Products(a); }
   bool chooses_gemms() const override { return false; }
   absl::StatusOr<GemmPreparation> PrepareGemms(absl::Span<const kernels::GemmArgs>,
                                                const std::function<absl::Status()>&) override {
@@ -177,6 +181,12 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  template <typename Args>
+  void Products(const Args& a) {
+    kernels::ForEachProduct(a, sizeof(float), sizeof(float),
+                            [this](const kernels::GemmArgs& g) { cpu::Gemm(g, context_); });
+  }
+
   const CpuBackendOptions options_;
   cpu::CpuContext context_;
   CpuCopyStream copies_;

@@ -11,6 +11,7 @@
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/rope.h"
+#include "kernels/lora_products.h"
 
 namespace soup::engine {
 
@@ -72,6 +73,14 @@ void CudaOps::Gemm(const kernels::GemmArgs& a) {
   }
   Told(error, absl::StrCat("Gemm ", cuda::GemmKeyText(a)));
 }
+template <typename Args>
+void CudaOps::Products(const Args& a) {
+  kernels::ForEachProduct(a, DTypeBytes(DType::kBF16), DTypeBytes(DType::kBF16),
+                          [this](const kernels::GemmArgs& g) { Gemm(g); });
+}
+void CudaOps::LoraUp(const kernels::LoraUpArgs& a) { Products(a); }
+void CudaOps::LoraBack(const kernels::LoraBackArgs& a) { Products(a); }
+void CudaOps::LoraGrad(const kernels::LoraGradArgs& a) { Products(a); }
 absl::StatusOr<GemmPreparation> CudaOps::PrepareGemms(
     absl::Span<const kernels::GemmArgs> products, const std::function<absl::Status()>& make_room) {
   absl::StatusOr<GemmPreparation> prepared = gemms_->Prepare(products, make_room, compute_.get());

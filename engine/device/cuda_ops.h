@@ -31,6 +31,9 @@ class CudaOps : public Backend {
   void SwigluForward(const kernels::SwigluForwardArgs& args) override;
   void SwigluBackward(const kernels::SwigluBackwardArgs& args) override;
   void Gemm(const kernels::GemmArgs& args) override;
+  void LoraUp(const kernels::LoraUpArgs& args) override;
+  void LoraBack(const kernels::LoraBackArgs& args) override;
+  void LoraGrad(const kernels::LoraGradArgs& args) override;
   bool chooses_gemms() const override { return gemms_->chooses(); }
   absl::StatusOr<GemmPreparation> PrepareGemms(
       absl::Span<const kernels::GemmArgs> products,
@@ -68,6 +71,8 @@ class CudaOps : public Backend {
   void Told(cudaError_t error, absl::string_view what) { Check(error, what).IgnoreError(); }
 
  private:
+  template <typename Args>
+  void Products(const Args& args);
   void GatherOnHost(const kernels::GatherRowsArgs& args);
 };
 

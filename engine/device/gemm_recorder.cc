@@ -1,6 +1,7 @@
 #include "engine/device/gemm_recorder.h"
 
 #include "absl/strings/str_cat.h"
+#include "kernels/lora_products.h"
 
 namespace soup::engine {
 namespace {
@@ -22,5 +23,15 @@ void GemmRecorder::Gemm(const kernels::GemmArgs& a) {
     products_.push_back(a);
   }
 }
+
+// Also where the backend has a kernel of its own for the shape: then nothing asks for these.
+template <typename Args>
+void GemmRecorder::Products(const Args& args) {
+  kernels::ForEachProduct(args, DTypeBytes(act_), DTypeBytes(wt_),
+                          [this](const kernels::GemmArgs& g) { Gemm(g); });
+}
+void GemmRecorder::LoraUp(const kernels::LoraUpArgs& args) { Products(args); }
+void GemmRecorder::LoraBack(const kernels::LoraBackArgs& args) { Products(args); }
+void GemmRecorder::LoraGrad(const kernels::LoraGradArgs& args) { Products(args); }
 
 }  // namespace soup::engine

@@ -67,6 +67,9 @@ class GemmRecorder final : public Backend {
                                                const std::function<absl::Status()>&) override {
     return GemmPreparation();
   }
+  void LoraUp(const kernels::LoraUpArgs& args) override;
+  void LoraBack(const kernels::LoraBackArgs& args) override;
+  void LoraGrad(const kernels::LoraGradArgs& args) override;
   void Axpy(const kernels::AxpyArgs&) override {}
   void Dropout(const kernels::DropoutArgs&) override {}
   void GatherActRows(const kernels::GatherActRowsArgs&) override {}
@@ -79,6 +82,9 @@ class GemmRecorder final : public Backend {
   void NarrowToBf16(const float*, void*, int64_t) override {}
 
  private:
+  template <typename Args>
+  void Products(const Args& args);
+
   const std::string name_;
   const DType act_, wt_;
   std::set<std::array<int64_t, 8>> known_;

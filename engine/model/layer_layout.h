@@ -38,6 +38,23 @@ inline bool IsMlpModule(Module m) { return m >= Module::kGate; }
 // Matrices that one GEMM covers.
 enum class Group : uint8_t { kQkv, kO, kGateUp, kDown };
 inline constexpr int kGroups = 4;
+inline bool IsMlpGroup(Group g) { return g >= Group::kGateUp; }
+constexpr Group ModuleGroup(Module m) {
+  switch (m) {
+    case Module::kQ:
+    case Module::kK:
+    case Module::kV:
+      return Group::kQkv;
+    case Module::kO:
+      return Group::kO;
+    case Module::kGate:
+    case Module::kUp:
+      return Group::kGateUp;
+    case Module::kDown:
+      return Group::kDown;
+  }
+  return Group::kQkv;
+}
 
 inline constexpr int64_t kNf4Block = 64;
 inline constexpr int64_t kNf4NestedBlock = 256;

@@ -29,6 +29,8 @@ struct LoraShape {
 int64_t ModuleInput(const ModelSpec& model, Module module);
 int64_t ModuleOutput(const ModelSpec& model, Module module);
 int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora);
+// Columns of the widest x A^T that is made at once: r for each adapted linear of a group.
+int64_t LowRankWidth(const LoraShape& lora);
 
 // All of a job that decides its numeric plan.
 struct JobShape {

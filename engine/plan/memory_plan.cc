@@ -123,7 +123,8 @@ class Planner {
   }
 
   void Look(const PassJob& job) {
-    const int64_t widest = job.lora.dropout ? WidestInput(model_, job.lora) : 0, r = job.lora.r;
+    const int64_t widest = job.lora.dropout ? WidestInput(model_, job.lora) : 0;
+    const int64_t r = LowRankWidth(job.lora);
     largest_.head_slice_rows = std::max(largest_.head_slice_rows, job.numeric.head_slice_rows);
     for (const PassItem& item : job.items) {
       const int64_t t = item.tokens;
@@ -425,6 +426,15 @@ int64_t ModuleOutput(const ModelSpec& model, Module module) {
       return model.intermediate;
   }
   return 0;
+}
+
+int64_t LowRankWidth(const LoraShape& lora) {
+  int64_t count[kGroups] = {};
+  int64_t most = 0;
+  for (const Module m : lora.targets) {
+    most = std::max(most, ++count[static_cast<int>(ModuleGroup(m))]);
+  }
+  return most * lora.r;
 }
 
 int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora) {

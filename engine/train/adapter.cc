@@ -34,39 +34,49 @@ absl::StatusOr<AdapterLayout> AdapterLayout::Create(const ModelSpec& model, cons
   layout.r_ = lora.r;
   layout.targets_ = lora.targets;
   std::sort(layout.targets_.begin(), layout.targets_.end());
-  layout.place_.fill(-1);
-  for (size_t i = 0; i < layout.targets_.size(); ++i) {
-    int32_t& place = layout.place_[static_cast<size_t>(layout.targets_[i])];
-    if (place >= 0) {
+  for (size_t i = 1; i < layout.targets_.size(); ++i) {
+    if (layout.targets_[i] == layout.targets_[i - 1]) {
       return absl::InvalidArgumentError(
           absl::StrCat("lora.targets names ", ModuleName(layout.targets_[i]), " twice"));
     }
-    place = static_cast<int32_t>(i);
   }
+  layout.MakeLayerOrder();
   for (int64_t layer = 0; layer < model.layers; ++layer) {
-    for (Module module : layout.targets_) {
-      for (LoraPart part : {LoraPart::kA, LoraPart::kB}) {
-        AdapterTensor t;
-        t.layer = layer;
-        t.module = module;
-        t.part = part;
-        t.offset = layout.elements_;
-        t.rows = part == LoraPart::kA ? lora.r : ModuleOutput(model, module);
-        t.cols = part == LoraPart::kA ? ModuleInput(model, module) : lora.r;
-        t.name = PeftTensorName(layer, module, part);
-        layout.elements_ += t.elements();
-        layout.tensors_.push_back(std::move(t));
-      }
+    for (const auto& [module, part] : layout.layer_order_) {
+      AdapterTensor t;
+      t.layer = layer;
+      t.module = module;
+      t.part = part;
+      t.offset = layout.elements_;
+      t.rows = part == LoraPart::kA ? lora.r : ModuleOutput(model, module);
+      t.cols = part == LoraPart::kA ? ModuleInput(model, module) : lora.r;
+      t.name = PeftTensorName(layer, module, part);
+      layout.elements_ += t.elements();
+      layout.tensors_.push_back(std::move(t));
     }
   }
   return layout;
 }
 
+void AdapterLayout::MakeLayerOrder() {
+  place_.fill(-1);
+  place_b_.fill(-1);
+  for (int g = 0; g < kGroups; ++g) {
+    for (const LoraPart part : {LoraPart::kA, LoraPart::kB}) {
+      for (const Module m : targets_) {
+        if (ModuleGroup(m) != static_cast<Group>(g)) continue;
+        (part == LoraPart::kA ? place_ : place_b_)[static_cast<size_t>(m)] =
+            static_cast<int32_t>(layer_order_.size());
+        layer_order_.emplace_back(m, part);
+      }
+    }
+  }
+}
+
 const AdapterTensor& AdapterLayout::tensor(int64_t layer, Module module, LoraPart part) const {
-  const int32_t place = place_[static_cast<size_t>(module)];
+  const int32_t place = (part == LoraPart::kA ? place_ : place_b_)[static_cast<size_t>(module)];
   SOUP_CHECK(place >= 0);
-  const int64_t index =
-      (layer * static_cast<int64_t>(targets_.size()) + place) * 2 + (part == LoraPart::kB ? 1 : 0);
+  const int64_t index = layer * static_cast<int64_t>(layer_order_.size()) + place;
   SOUP_CHECK(index >= 0 && index < static_cast<int64_t>(tensors_.size()));
   return tensors_[static_cast<size_t>(index)];
 }

@@ -1,15 +1,17 @@
 // AdapterLayout: where A and B of every adapted linear lie in a job's flat fp32 vectors (weights,
 // gradients, moments), and what PEFT calls them.
 //
-// Order: layer, then module (Module's order), then A before B, without gaps; A is [r, in], B is
-// [out, r], row-major. All vectors of a job have this one layout, so the optimizer, the mirror and
-// the checkpoint see one array. Immutable; any thread.
+// Order: layer, then group, then the A of its adapted modules (Module's order) and after them the
+// B, without gaps; A is [r, in], B is [out, r], row-major. So the A of modules that read one input
+// are one matrix, and the B of a group another. All vectors of a job have this one layout, so the
+// optimizer, the mirror and the checkpoint see one array. Immutable; any thread.
 #ifndef SOUP_ENGINE_TRAIN_ADAPTER_H_
 #define SOUP_ENGINE_TRAIN_ADAPTER_H_
 
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -56,9 +58,12 @@ class AdapterLayout {
 
  private:
   AdapterLayout() = default;
+  void MakeLayerOrder();
   int32_t r_ = 0;
   std::vector<Module> targets_;
-  std::array<int32_t, kModules> place_ = {};  // among the targets; -1: not adapted
+  std::array<int32_t, kModules> place_ = {};  // of A among a layer's tensors; -1: not adapted
+  std::array<int32_t, kModules> place_b_ = {};
+  std::vector<std::pair<Module, LoraPart>> layer_order_;  // the tensors of a layer
   std::vector<AdapterTensor> tensors_;
   int64_t elements_ = 0;
 };

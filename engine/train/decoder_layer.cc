@@ -9,11 +9,24 @@
 
 namespace soup::engine {
 
+namespace {
+
+// As LowRankWidth of the plan: columns of the widest x A^T that is made at once.
+int64_t LowRankWidthOf(const LoraOnDevice& lora) {
+  int64_t most = 0;
+  for (int g = 0; g < kGroups; ++g) {
+    most = std::max<int64_t>(most, lora.site(0, static_cast<Group>(g)).linears.count);
+  }
+  return most * lora.r;
+}
+
+}  // namespace
+
 DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items,
                            void* weight_scratch)
     : env_(env), items_(*items), weight_scratch_(weight_scratch) {
   for (const PassItemState& item : items_) {
-    const int64_t r = item.lora->r;
+    const int64_t r = LowRankWidthOf(*item.lora);
     largest_.tokens = std::max(largest_.tokens, item.T);
     if (!item.train) {
       largest_.score_tokens = std::max(largest_.score_tokens, item.T);
@@ -21,16 +34,16 @@ DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items
       continue;
     }
     const int64_t mlp_targets = item.lora->targets - item.lora->attention_targets;
-    largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, item.T * mlp_targets * r);
+    largest_.mlp_low_rank =
+        std::max(largest_.mlp_low_rank, item.T * mlp_targets * item.lora->r);
     largest_.train_tokens = std::max(largest_.train_tokens, item.T);
     largest_.train_rank = std::max(largest_.train_rank, r);
-    if (item.lora->adapts(Module::kDown)) {
+    if (item.lora->adapts(Group::kDown)) {
       largest_.down_tokens = std::max(largest_.down_tokens, item.T);
     }
     if (item.lora->dropout == 0) continue;
-    for (int m = 0; m < kModules; ++m) {
-      if (item.lora->target_index[m] < 0) continue;
-      const int64_t in = item.lora->site(0, static_cast<Module>(m)).in;
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t in = item.lora->site(0, static_cast<Group>(g)).in;
       largest_.dropped = std::max(largest_.dropped, item.T * in);
     }
   }
@@ -57,11 +70,10 @@ absl::StatusOr<std::byte*> DecoderLayer::TakeOwn(const PassItemState& item, absl
               element_bytes);
 }
 
-std::byte* DecoderLayer::LowRank(const PassItemState& item, Module m,
+std::byte* DecoderLayer::LowRank(const PassItemState& item, Group g,
                                  const LayerActivations& a) const {
-  if (!item.lora->adapts(m)) return nullptr;
-  std::byte* block = IsMlpModule(m) ? a.mlp_low_rank : a.low_rank;
-  return block == nullptr ? scratch_.low_rank : LowRankOf(env_, item, m, block);
+  std::byte* block = IsMlpGroup(g) ? a.mlp_low_rank : a.low_rank;
+  return block == nullptr ? scratch_.low_rank : LowRankOf(env_, item, g, block);
 }
 
 absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
@@ -177,11 +189,9 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   const ModelSpec& m = env_.spec;
   const int64_t act = env_.act_bytes, nq = m.qkv_width();
   Norm(item, item.input, slab + env_.layout.input_norm_offset);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, nq, false);
-  for (const Module module : {Module::kQ, Module::kK, Module::kV}) {
-    LoraForward(env_, item, layer, module, scratch_.hidden, LowRank(item, module, a),
-                At(a.qkv, env_.layout.matrix(module).group_row, act), nq, scratch_.lora);
-  }
+  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, nq, nullptr);
+  LoraForward(env_, item, layer, Group::kQkv, scratch_.hidden, LowRank(item, Group::kQkv, a), a.qkv,
+              nq, scratch_.lora);
   // Query and key heads lie side by side.
   env_.backend->Rope({a.qkv, item.positions, env_.inverse_frequencies, item.T, m.heads + m.kv_heads,
                       m.head_dim, nq, false});
@@ -206,9 +216,8 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
 void DecoderLayer::Output(const PassItemState& item, int64_t layer, const GroupWeight& w,
                           const LayerActivations& a) {
   const int64_t h = env_.spec.hidden;
-  env_.backend->CopyOnDevice(a.middle, item.input, item.T * h * env_.act_bytes);
-  LinearForward(env_, a.attention, item.T, w, a.middle, h, true);
-  LoraForward(env_, item, layer, Module::kO, a.attention, LowRank(item, Module::kO, a), a.middle, h,
+  LinearForward(env_, a.attention, item.T, w, a.middle, h, item.input);
+  LoraForward(env_, item, layer, Group::kO, a.attention, LowRank(item, Group::kO, a), a.middle, h,
               scratch_.lora);
 }
 
@@ -217,12 +226,9 @@ void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::b
                           const GroupWeight& w, const LayerActivations& a) {
   const int64_t width = 2 * env_.spec.intermediate;
   Norm(item, a.middle, slab + env_.layout.post_attention_norm_offset);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width, false);
-  for (const Module module : {Module::kGate, Module::kUp}) {
-    LoraForward(env_, item, layer, module, scratch_.hidden, LowRank(item, module, a),
-                At(a.gate_up, env_.layout.matrix(module).group_row, env_.act_bytes), width,
-                scratch_.lora);
-  }
+  LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width, nullptr);
+  LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
+              a.gate_up, width, scratch_.lora);
 }
 
 // x' = middle + act Wd^T, act in item.work.
@@ -230,11 +236,8 @@ void DecoderLayer::Down(const PassItemState& item, int64_t layer, const GroupWei
                         const LayerActivations& a) {
   const int64_t h = env_.spec.hidden;
   std::byte* out = item.output;
-  if (a.middle != out) {
-    env_.backend->CopyOnDevice(out, a.middle, item.T * h * env_.act_bytes);
-  }
-  LinearForward(env_, item.work, item.T, w, out, h, true);
-  LoraForward(env_, item, layer, Module::kDown, item.work, LowRank(item, Module::kDown, a), out, h,
+  LinearForward(env_, item.work, item.T, w, out, h, a.middle);
+  LoraForward(env_, item, layer, Group::kDown, item.work, LowRank(item, Group::kDown, a), out, h,
               scratch_.lora);
 }
 

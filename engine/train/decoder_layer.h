@@ -54,7 +54,7 @@ class DecoderLayer {
     std::byte* hidden = nullptr;    // act [T, H]
     float* rstd = nullptr;          // [T]
     std::byte* d_hidden = nullptr;  // act [T, H]; backward
-    std::byte* low_rank = nullptr;  // act [T, r]; forward where a class is not kept
+    std::byte* low_rank = nullptr;  // act [T, n r]; forward where a class is not kept
     float* partials = nullptr;      // attention backward where act is bf16 and heads share
     LoraScratch lora;
   };
@@ -82,7 +82,7 @@ class DecoderLayer {
   int64_t UnkeptTokens(Home home) const {
     return home == Home::kRecompute ? largest_.tokens : largest_.score_tokens;
   }
-  std::byte* LowRank(const PassItemState& item, Module m, const LayerActivations& a) const;
+  std::byte* LowRank(const PassItemState& item, Group g, const LayerActivations& a) const;
 
   void Norm(const PassItemState& item, const std::byte* x, const std::byte* weight);
   void NormBackward(const PassItemState& item, const std::byte* x, const std::byte* weight);

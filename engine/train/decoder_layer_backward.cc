@@ -109,20 +109,17 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
     a.mlp_low_rank = mlp_again.mlp_low_rank;
     GateUp(item, layer, slab, w, a);
   }
-  if (item.lora->adapts(Module::kDown)) {
-    std::byte* u = LowRank(item, Module::kDown, a);
+  if (item.lora->adapts(Group::kDown)) {
+    std::byte* u = LowRank(item, Group::kDown, a);
     env_.backend->SwigluForward({a.gate_up, act, item.T, inner});
-    if (!kept) LoraLowRank(env_, item, layer, Module::kDown, act, u, scratch_.lora);
-    LoraBackward(env_, item, layer, Module::kDown, item.grad, h, act, u, item.back_work,
+    if (!kept) LoraLowRank(env_, item, layer, Group::kDown, act, u, scratch_.lora);
+    LoraBackward(env_, item, layer, Group::kDown, item.grad, h, act, u, item.back_work,
                  scratch_.lora);
   }
   env_.backend->SwigluBackward({a.gate_up, item.back_work, a.gate_up, item.T, inner});
   LinearBackward(env_, a.gate_up, item.T, w, scratch_.d_hidden);
-  for (const Module module : {Module::kGate, Module::kUp}) {
-    LoraBackward(env_, item, layer, module,
-                 At(a.gate_up, env_.layout.matrix(module).group_row, env_.act_bytes), 2 * inner,
-                 scratch_.hidden, LowRank(item, module, a), scratch_.d_hidden, scratch_.lora);
-  }
+  LoraBackward(env_, item, layer, Group::kGateUp, a.gate_up, 2 * inner, scratch_.hidden,
+               LowRank(item, Group::kGateUp, a), scratch_.d_hidden, scratch_.lora);
   NormBackward(item, a.middle, norm);
 }
 
@@ -163,8 +160,8 @@ absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* sla
 void DecoderLayer::BackwardOutput(const PassItemState& item, int64_t layer, const GroupWeight& w,
                                   const LayerActivations& a) {
   LinearBackward(env_, item.grad, item.T, w, item.back_work);
-  LoraBackward(env_, item, layer, Module::kO, item.grad, env_.spec.hidden, a.attention,
-               LowRank(item, Module::kO, a), item.back_work, scratch_.lora);
+  LoraBackward(env_, item, layer, Group::kO, item.grad, env_.spec.hidden, a.attention,
+               LowRank(item, Group::kO, a), item.back_work, scratch_.lora);
 }
 
 // From d attention in item.back_work to the gradient of the layer's input in item.grad.
@@ -208,10 +205,8 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   Norm(item, x, norm);  // h1
   std::byte* d_hidden = layer > 0 ? scratch_.d_hidden : nullptr;
   if (layer > 0) LinearBackward(env_, d_qkv, item.T, w, d_hidden);
-  for (const Module module : {Module::kQ, Module::kK, Module::kV}) {
-    LoraBackward(env_, item, layer, module, At(d_qkv, env_.layout.matrix(module).group_row, act),
-                 nq, scratch_.hidden, LowRank(item, module, a), d_hidden, scratch_.lora);
-  }
+  LoraBackward(env_, item, layer, Group::kQkv, d_qkv, nq, scratch_.hidden,
+               LowRank(item, Group::kQkv, a), d_hidden, scratch_.lora);
   if (layer > 0) NormBackward(item, x, norm);
 }
 

@@ -56,7 +56,7 @@ GroupWeight MakeGroupWeight(const PassEnv& env, const std::byte* slab, Group gro
 }
 
 void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeight& w, void* y,
-                   int64_t ldy, bool accumulate) {
+                   int64_t ldy, const void* residual) {
   GemmArgs g;
   g.transpose_a = false;
   g.transpose_b = true;
@@ -64,7 +64,8 @@ void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeig
   g.N = w.rows;
   g.K = w.cols;
   g.alpha = 1;
-  g.beta = accumulate ? 1 : 0;
+  g.beta = residual != nullptr ? 1 : 0;
+  g.addend = residual;
   g.A = x;
   g.lda = w.cols;
   g.B = w.data;

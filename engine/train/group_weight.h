@@ -24,9 +24,10 @@ GroupWeight MakeGroupWeight(const PassEnv& env, const std::byte* slab, Group gro
 GroupWeight MakeBf16Weight(const PassEnv& env, const std::byte* bf16, int64_t rows, int64_t cols,
                            void* scratch);
 
-// y [T, rows] (+)= x [T, cols] W^T; rows of y are `ldy` apart.
+// y [T, rows] = x [T, cols] W^T (+ residual); rows of y and of the residual are `ldy` apart, and
+// the two may be one. residual null: none.
 void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeight& w, void* y,
-                   int64_t ldy, bool accumulate);
+                   int64_t ldy, const void* residual);
 // dx [T, cols] = dy [T, rows] W; rows of dy are w.rows apart.
 void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWeight& w, void* dx);
 

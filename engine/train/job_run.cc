@@ -242,24 +242,33 @@ LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
   lora.dropout = static_cast<float>(setup_.lora.dropout);
   lora.seed = setup_.shape.batch.seed;
   lora.targets = static_cast<int64_t>(layout_->targets().size());
-  lora.target_index.fill(-1);
-  for (size_t i = 0; i < layout_->targets().size(); ++i) {
-    lora.target_index[static_cast<int>(layout_->targets()[i])] = static_cast<int32_t>(i);
-    if (!IsMlpModule(layout_->targets()[i])) ++lora.attention_targets;
-  }
-  for (const AdapterTensor& t : layout_->tensors()) {
-    const size_t place = t.layer * kModules + static_cast<size_t>(t.module);
-    if (lora.sites.size() <= place) lora.sites.resize((t.layer + 1) * kModules);
-    LoraSite& site = lora.sites[place];
-    float* grad = device.gradients == nullptr ? nullptr : device.gradients + t.offset;
-    if (t.part == LoraPart::kA) {
-      site.a = At(device.operand, t.offset, wt);
-      site.grad_a = grad;
-      site.in = t.cols;
-    } else {
-      site.b = At(device.operand, t.offset, wt);
-      site.grad_b = grad;
-      site.out = t.rows;
+  const std::vector<Module>& targets = layout_->targets();
+  const int64_t layers = setup_.shape.model.layers;
+  lora.sites.resize(static_cast<size_t>(layers * kGroups));
+  const LayerLayout layout = MakeLayerLayout(setup_.shape.model, setup_.shape.format);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    for (size_t i = 0; i < targets.size(); ++i) {
+      const Module m = targets[i];
+      if (layer == 0 && !IsMlpGroup(ModuleGroup(m))) ++lora.attention_targets;
+      const AdapterTensor& a = layout_->tensor(layer, m, LoraPart::kA);
+      const AdapterTensor& b = layout_->tensor(layer, m, LoraPart::kB);
+      LoraSite& site =
+          lora.sites[static_cast<size_t>(layer * kGroups + static_cast<int>(ModuleGroup(m)))];
+      int32_t& n = site.linears.count;
+      if (n == 0) {
+        site.first_target = static_cast<int32_t>(i);
+        site.in = a.cols;
+        site.a = At(device.operand, a.offset, wt);
+        site.b = At(device.operand, b.offset, wt);
+        if (device.gradients != nullptr) {
+          site.grad_a = device.gradients + a.offset;
+          site.grad_b = device.gradients + b.offset;
+        }
+      }
+      site.modules[static_cast<size_t>(n)] = m;
+      site.linears.column[n] = layout.matrix(m).group_row;
+      site.linears.width[n] = b.rows;
+      ++n;
     }
   }
   return lora;

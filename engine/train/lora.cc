@@ -27,137 +27,116 @@ void Drop(const PassEnv& env, const PassItemState& item, int64_t layer, Module m
   env.backend->Dropout(args);
 }
 
-const std::byte* MaskedInput(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
-                             const std::byte* x, int64_t width, const LoraScratch& scratch) {
-  if (!Drops(item)) return x;
-  Drop(env, item, layer, m, x, scratch.dropped, width);
-  return scratch.dropped;
+// Calls run(first, count, input) for runs of linears that share an input: all of them, or with
+// dropout one after another, each with its masked input.
+template <typename Run>
+void ForEachInput(const PassEnv& env, const PassItemState& item, int64_t layer,
+                  const LoraSite& site, const std::byte* x, const LoraScratch& scratch,
+                  const Run& run) {
+  if (!Drops(item)) return run(0, site.linears.count, x);
+  for (int32_t i = 0; i < site.linears.count; ++i) {
+    Drop(env, item, layer, site.modules[i], x, scratch.dropped, site.in);
+    run(i, 1, scratch.dropped);
+  }
+}
+
+GemmArgs Product(int64_t m, int64_t n, int64_t k) {
+  GemmArgs g{};
+  g.M = m;
+  g.N = n;
+  g.K = k;
+  g.alpha = 1;
+  g.a_type = Operand::kAct;
+  g.b_type = Operand::kWt;
+  g.c_type = Operand::kAct;
+  return g;
 }
 
 }  // namespace
 
-std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Module m, std::byte* low_rank) {
-  int64_t target = item.lora->target_index[static_cast<int>(m)];
-  if (target >= item.lora->attention_targets) target -= item.lora->attention_targets;
-  return target < 0 ? nullptr : At(low_rank, target * item.T * item.lora->r, env.act_bytes);
+std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Group g, std::byte* low_rank) {
+  if (!item.lora->adapts(g)) return nullptr;
+  int64_t first = item.lora->site(0, g).first_target;
+  if (IsMlpGroup(g)) first -= item.lora->attention_targets;
+  return At(low_rank, first * item.T * item.lora->r, env.act_bytes);
 }
 
-void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
                  const std::byte* x, std::byte* u, const LoraScratch& scratch) {
-  const LoraSite& site = item.lora->site(layer, m);
-  const std::byte* masked = MaskedInput(env, item, layer, m, x, site.in, scratch);
-  GemmArgs g;  // u [T, r] = x [T, in] A^T
-  g.transpose_a = false;
-  g.transpose_b = true;
-  g.M = item.T;
-  g.N = item.lora->r;
-  g.K = site.in;
-  g.alpha = 1;
-  g.beta = 0;
-  g.A = masked;
-  g.lda = site.in;
-  g.B = site.a;
-  g.ldb = site.in;
-  g.C = u;
-  g.ldc = item.lora->r;
-  g.a_type = Operand::kAct;
-  g.b_type = Operand::kWt;
-  g.c_type = Operand::kAct;
-  env.backend->Gemm(g);
+  if (!item.lora->adapts(group)) return;
+  const LoraSite& site = item.lora->site(layer, group);
+  const int64_t r = item.lora->r, width = site.linears.count * r;
+  ForEachInput(env, item, layer, site, x, scratch,
+               [&](int32_t first, int32_t count, const std::byte* input) {
+                 GemmArgs g = Product(item.T, count * r, site.in);  // [T, count r] = input A^T
+                 g.transpose_b = true;
+                 g.A = input;
+                 g.lda = site.in;
+                 g.B = At(site.a, first * r * site.in, env.wt_bytes);
+                 g.ldb = site.in;
+                 g.C = At(u, first * r, env.act_bytes);
+                 g.ldc = width;
+                 env.backend->Gemm(g);
+               });
 }
 
-void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
                  const std::byte* x, std::byte* u, std::byte* y, int64_t ldy,
                  const LoraScratch& scratch) {
-  if (!item.lora->adapts(m)) return;
-  LoraLowRank(env, item, layer, m, x, u, scratch);
-  const LoraSite& site = item.lora->site(layer, m);
-  GemmArgs g;  // y [T, out] += s * u [T, r] B^T
-  g.transpose_a = false;
-  g.transpose_b = true;
-  g.M = item.T;
-  g.N = site.out;
-  g.K = item.lora->r;
-  g.alpha = item.lora->scale;
-  g.beta = 1;
-  g.A = u;
-  g.lda = item.lora->r;
-  g.B = site.b;
-  g.ldb = item.lora->r;
-  g.C = y;
-  g.ldc = ldy;
-  g.a_type = Operand::kAct;
-  g.b_type = Operand::kWt;
-  g.c_type = Operand::kAct;
-  env.backend->Gemm(g);
+  if (!item.lora->adapts(group)) return;
+  LoraLowRank(env, item, layer, group, x, u, scratch);
+  const LoraSite& site = item.lora->site(layer, group);
+  env.backend->LoraUp({site.linears, u, site.b, y, item.T, item.lora->r, ldy, item.lora->scale});
 }
 
-void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
                   const std::byte* dy, int64_t ldy, const std::byte* x, const std::byte* u,
                   std::byte* dx, const LoraScratch& scratch) {
-  if (!item.lora->adapts(m)) return;
-  const LoraSite& site = item.lora->site(layer, m);
-  const int64_t r = item.lora->r;
-  GemmArgs g;  // du [T, r] = s * dy [T, out] B
-  g.transpose_a = false;
-  g.transpose_b = false;
-  g.M = item.T;
-  g.N = r;
-  g.K = site.out;
-  g.alpha = item.lora->scale;
-  g.beta = 0;
-  g.A = dy;
-  g.lda = ldy;
-  g.B = site.b;
-  g.ldb = r;
-  g.C = scratch.d_low_rank;
-  g.ldc = r;
-  g.a_type = Operand::kAct;
-  g.b_type = Operand::kWt;
-  g.c_type = Operand::kAct;
-  env.backend->Gemm(g);
-
-  g.transpose_a = true;  // dB [out, r] += s * dy^T u
-  g.M = site.out;
-  g.N = r;
-  g.K = item.T;
-  g.beta = 1;
-  g.B = u;
-  g.ldb = r;
-  g.C = site.grad_b;
-  g.ldc = r;
-  g.b_type = Operand::kAct;
-  g.c_type = Operand::kF32;
-  env.backend->Gemm(g);
-
-  g.M = r;  // dA [r, in] += du^T drop(x)
-  g.N = site.in;
-  g.alpha = 1;
-  g.A = scratch.d_low_rank;
-  g.lda = r;
-  g.B = MaskedInput(env, item, layer, m, x, site.in, scratch);
-  g.ldb = site.in;
-  g.C = site.grad_a;
-  g.ldc = site.in;
-  env.backend->Gemm(g);
-
+  if (!item.lora->adapts(group)) return;
+  const LoraSite& site = item.lora->site(layer, group);
+  const int64_t r = item.lora->r, width = site.linears.count * r;
+  std::byte* du = scratch.d_low_rank;
+  env.backend->LoraBack({site.linears, dy, site.b, du, item.T, r, ldy, item.lora->scale});
+  env.backend->LoraGrad({site.linears, dy, u, site.grad_b, item.T, r, ldy, item.lora->scale});
+  ForEachInput(env, item, layer, site, x, scratch,
+               [&](int32_t first, int32_t count, const std::byte* input) {
+                 GemmArgs g = Product(count * r, site.in, item.T);  // dA += du^T input
+                 g.transpose_a = true;
+                 g.beta = 1;
+                 g.A = At(du, first * r, env.act_bytes);
+                 g.lda = width;
+                 g.B = input;
+                 g.b_type = Operand::kAct;
+                 g.ldb = site.in;
+                 g.C = site.grad_a + first * r * site.in;
+                 g.c_type = Operand::kF32;
+                 g.ldc = site.in;
+                 env.backend->Gemm(g);
+               });
   if (dx == nullptr) return;
-  const bool drops = Drops(item);
-  g.transpose_a = false;  // dx [T, in] += drop(du A)
-  g.M = item.T;
-  g.N = site.in;
-  g.K = r;
-  g.beta = drops ? 0 : 1;
-  g.B = site.a;
-  g.ldb = site.in;
-  g.C = drops ? scratch.d_dropped : dx;
-  g.ldc = site.in;
-  g.b_type = Operand::kWt;
-  g.c_type = Operand::kAct;
-  env.backend->Gemm(g);
-  if (!drops) return;
-  Drop(env, item, layer, m, scratch.d_dropped, scratch.d_dropped, site.in);
-  env.backend->Axpy({scratch.d_dropped, dx, item.T * site.in, 1.0f, true});
+  if (!Drops(item)) {
+    GemmArgs g = Product(item.T, site.in, width);  // dx += du A
+    g.beta = 1;
+    g.A = du;
+    g.lda = width;
+    g.B = site.a;
+    g.ldb = site.in;
+    g.C = dx;
+    g.ldc = site.in;
+    return env.backend->Gemm(g);
+  }
+  for (int32_t i = 0; i < site.linears.count; ++i) {
+    GemmArgs g = Product(item.T, site.in, r);  // d dropped = du A of one linear
+    g.A = At(du, i * r, env.act_bytes);
+    g.lda = width;
+    g.B = At(site.a, i * r * site.in, env.wt_bytes);
+    g.ldb = site.in;
+    g.C = scratch.d_dropped;
+    g.ldc = site.in;
+    env.backend->Gemm(g);
+    Drop(env, item, layer, site.modules[i], scratch.d_dropped, scratch.d_dropped, site.in);
+    env.backend->Axpy({scratch.d_dropped, dx, item.T * site.in, 1.0f, true});
+  }
 }
 
 }  // namespace soup::engine

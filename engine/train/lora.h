@@ -1,5 +1,8 @@
-// LoRA on one linear of one work item: y += s * (drop(x) A^T) B^T, and its backward (Hu et al.,
-// arXiv 2106.09685).
+// LoRA on the adapted linears of one group of one work item: y += s * (drop(x) A^T) B^T, and its
+// backward (Hu et al., arXiv 2106.09685).
+//
+// The linears of a group (q, k, v; gate, up) read one input, so their A are one matrix and so are
+// their products with it; with dropout each has a mask, and a product, of its own.
 //
 // The dropout mask is a function of (seed, step, micro-batch, layer, module, element), so forward,
 // recompute and backward see one mask. Gradients are added to the job's fp32 vector; the caller
@@ -18,25 +21,26 @@ namespace soup::engine {
 struct LoraScratch {
   std::byte* dropped = nullptr;     // [T, in] of the masked input; null when no job drops
   std::byte* d_dropped = nullptr;   // backward only
-  std::byte* d_low_rank = nullptr;  // backward only: [T, r]
+  std::byte* d_low_rank = nullptr;  // backward only: [T, n r], n adapted linears of a group
 };
 
-// Where an item's x A^T of one module lies in the block of its class, [targets of it, T, r].
-std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Module m, std::byte* low_rank);
+// Where an item's x A^T of one group, [T, n r], lies in the block of its class, [targets of it, T,
+// r].
+std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Group g, std::byte* low_rank);
 
-// u [T, r] = drop(x) A^T.
-void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+// u [T, n r] = drop(x) A^T. Nothing when no linear of the group is adapted.
+void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                  const std::byte* x, std::byte* u, const LoraScratch& scratch);
 
-// u as above, then y[T, out] += s * u B^T; rows of y are `ldy` apart. Nothing when m is not
-// adapted.
-void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+// u as above, then the adapted columns of y [T, the group's rows] += s * u B^T; rows of y are `ldy`
+// apart. Nothing when no linear of the group is adapted.
+void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                  const std::byte* x, std::byte* u, std::byte* y, int64_t ldy,
                  const LoraScratch& scratch);
 
 // dB += s * dy^T u, dA += du^T drop(x) with du = s * dy B; dx [T, in] += drop(du A), unless dx is
-// null. Nothing when m is not adapted.
-void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
+// null. Nothing when no linear of the group is adapted.
+void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                   const std::byte* dy, int64_t ldy, const std::byte* x, const std::byte* u,
                   std::byte* dx, const LoraScratch& scratch);
 

@@ -43,14 +43,17 @@ inline const std::byte* At(const void* base, int64_t elements, int64_t element_b
   return static_cast<const std::byte*>(base) + elements * element_bytes;
 }
 
-// A and B of one linear of one layer as operands, and their gradients (null in a score item).
+// A and B of the adapted linears of one group of one layer as operands, and their gradients (null
+// in a score item). Linear i of the n adapted ones: rows [i r, (i + 1) r) of A, width[i] rows of B.
 struct LoraSite {
-  const std::byte* a = nullptr;  // wt [r, in]
-  const std::byte* b = nullptr;  // wt [out, r]
+  kernels::LoraLinears linears = {};  // count 0: none is adapted
+  std::array<Module, 3> modules = {};
+  const std::byte* a = nullptr;  // wt [n r, in]
+  const std::byte* b = nullptr;  // wt [sum of widths, r]
   float* grad_a = nullptr;
   float* grad_b = nullptr;
   int64_t in = 0;
-  int64_t out = 0;
+  int32_t first_target = 0;  // place of the first among all targets
 };
 
 // A job's adapter on the device.
@@ -60,14 +63,13 @@ struct LoraOnDevice {
   float dropout = 0;  // p
   uint64_t seed = 0;
   int64_t targets = 0;
-  int64_t attention_targets = 0;               // the first of them; the others are the MLP's
-  std::array<int32_t, kModules> target_index;  // place among the targets; -1: not adapted
-  std::vector<LoraSite> sites;                 // [layers * kModules]
+  int64_t attention_targets = 0;  // the first of them; the others are the MLP's
+  std::vector<LoraSite> sites;    // [layers * kGroups]
 
-  bool adapts(Module m) const { return target_index[static_cast<int>(m)] >= 0; }
-  const LoraSite& site(int64_t layer, Module m) const {
-    return sites[layer * kModules + static_cast<int>(m)];
+  const LoraSite& site(int64_t layer, Group g) const {
+    return sites[layer * kGroups + static_cast<int>(g)];
   }
+  bool adapts(Group g) const { return site(0, g).linears.count > 0; }
 };
 
 // Activations of one layer that its backward reads; kept from the forward visit, or made again.
@@ -78,7 +80,7 @@ struct LayerActivations {
   std::byte* attention = nullptr;  // act [T, Q]
   float* lse = nullptr;            // [T, Hq]
   std::byte* middle = nullptr;     // act [T, H]: x + attention's output
-  std::byte* low_rank = nullptr;   // act [attention targets, T, r]: x A^T of each
+  std::byte* low_rank = nullptr;   // act [attention targets, T, r]: x A^T, a group's side by side
   // mlp
   std::byte* gate_up = nullptr;       // act [T, 2 I]
   std::byte* mlp_low_rank = nullptr;  // act [MLP targets, T, r]

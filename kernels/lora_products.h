@@ -1,0 +1,97 @@
+// A LoRA op as plain matrix products, one a linear: what the CPU runs, and CUDA where its own
+// kernels do not take the shape. Pure; any thread; std only.
+#ifndef SOUP_KERNELS_LORA_PRODUCTS_H_
+#define SOUP_KERNELS_LORA_PRODUCTS_H_
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace soup::kernels {
+
+namespace lora_products {
+
+inline const void* At(const void* base, int64_t elements, int64_t element_bytes) {
+  return static_cast<const char*>(base) + elements * element_bytes;
+}
+inline void* At(void* base, int64_t elements, int64_t element_bytes) {
+  return static_cast<char*>(base) + elements * element_bytes;
+}
+
+}  // namespace lora_products
+
+// Calls run(GemmArgs) for each product, linear after linear. act_bytes, wt_bytes: of an element.
+template <typename Run>
+void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, int64_t wt_bytes, const Run& run) {
+  const int64_t columns = a.linears.count * a.r;
+  for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
+    GemmArgs g{};
+    g.transpose_b = true;
+    g.M = a.T;
+    g.N = a.linears.width[m];
+    g.K = a.r;
+    g.alpha = a.scale;
+    g.beta = 1;
+    g.A = lora_products::At(a.u, m * a.r, act_bytes);
+    g.lda = columns;
+    g.B = lora_products::At(a.b, row * a.r, wt_bytes);
+    g.ldb = a.r;
+    g.C = lora_products::At(a.y, a.linears.column[m], act_bytes);
+    g.ldc = a.ldy;
+    g.a_type = Operand::kAct;
+    g.b_type = Operand::kWt;
+    g.c_type = Operand::kAct;
+    run(g);
+  }
+}
+
+template <typename Run>
+void ForEachProduct(const LoraBackArgs& a, int64_t act_bytes, int64_t wt_bytes, const Run& run) {
+  const int64_t columns = a.linears.count * a.r;
+  for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
+    GemmArgs g{};
+    g.M = a.T;
+    g.N = a.r;
+    g.K = a.linears.width[m];
+    g.alpha = a.scale;
+    g.beta = 0;
+    g.A = lora_products::At(a.dy, a.linears.column[m], act_bytes);
+    g.lda = a.ldy;
+    g.B = lora_products::At(a.b, row * a.r, wt_bytes);
+    g.ldb = a.r;
+    g.C = lora_products::At(a.du, m * a.r, act_bytes);
+    g.ldc = columns;
+    g.a_type = Operand::kAct;
+    g.b_type = Operand::kWt;
+    g.c_type = Operand::kAct;
+    run(g);
+  }
+}
+
+template <typename Run>
+void ForEachProduct(const LoraGradArgs& a, int64_t act_bytes, int64_t, const Run& run) {
+  const int64_t columns = a.linears.count * a.r;
+  for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
+    GemmArgs g{};
+    g.transpose_a = true;
+    g.M = a.linears.width[m];
+    g.N = a.r;
+    g.K = a.T;
+    g.alpha = a.scale;
+    g.beta = 1;
+    g.A = lora_products::At(a.dy, a.linears.column[m], act_bytes);
+    g.lda = a.ldy;
+    g.B = lora_products::At(a.u, m * a.r, act_bytes);
+    g.ldb = columns;
+    g.C = a.grad_b + row * a.r;
+    g.ldc = a.r;
+    g.a_type = Operand::kAct;
+    g.b_type = Operand::kAct;
+    g.c_type = Operand::kF32;
+    run(g);
+  }
+}
+
+}  // namespace soup::kernels
+
+#endif  // SOUP_KERNELS_LORA_PRODUCTS_H_
