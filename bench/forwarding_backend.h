@@ -89,6 +89,9 @@ class ForwardingBackend : public engine::Backend {
       const std::function<absl::Status()>& make_room) override {
     return next_.PrepareGemms(products, make_room);
   }
+  void LoraUp(const kernels::LoraUpArgs& a) override { next_.LoraUp(a); }
+  void LoraBack(const kernels::LoraBackArgs& a) override { next_.LoraBack(a); }
+  void LoraGrad(const kernels::LoraGradArgs& a) override { next_.LoraGrad(a); }
   void Axpy(const kernels::AxpyArgs& a) override { next_.Axpy(a); }
   void Dropout(const kernels::DropoutArgs& a) override { next_.Dropout(a); }
   void GatherActRows(const kernels::GatherActRowsArgs& a) override { next_.GatherActRows(a); }

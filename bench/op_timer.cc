@@ -144,6 +144,15 @@ void OpTimer::SwigluBackward(const kernels::SwigluBackwardArgs& a) {
 void OpTimer::Gemm(const kernels::GemmArgs& a) {
   Timed(ClassOf(a), [&] { next().Gemm(a); });
 }
+void OpTimer::LoraUp(const kernels::LoraUpArgs& a) {
+  Timed(OpClass::kLora, [&] { next().LoraUp(a); });
+}
+void OpTimer::LoraBack(const kernels::LoraBackArgs& a) {
+  Timed(OpClass::kLora, [&] { next().LoraBack(a); });
+}
+void OpTimer::LoraGrad(const kernels::LoraGradArgs& a) {
+  Timed(OpClass::kLora, [&] { next().LoraGrad(a); });
+}
 void OpTimer::Axpy(const kernels::AxpyArgs& a) {
   Timed(OpClass::kElementwise, [&] { next().Axpy(a); });
 }

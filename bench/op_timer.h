@@ -66,6 +66,9 @@ class OpTimer final : public ForwardingBackend {
   void SwigluForward(const kernels::SwigluForwardArgs& a) override;
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override;
   void Gemm(const kernels::GemmArgs& a) override;
+  void LoraUp(const kernels::LoraUpArgs& a) override;
+  void LoraBack(const kernels::LoraBackArgs& a) override;
+  void LoraGrad(const kernels::LoraGradArgs& a) override;
   void Axpy(const kernels::AxpyArgs& a) override;
   void Dropout(const kernels::DropoutArgs& a) override;
   void GatherActRows(const kernels::GatherActRowsArgs& a) override;
