@@ -51,11 +51,6 @@ absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::Render(const Conversation& c,
 absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
     const Conversation& c, const jinja::Rendering& full, std::vector<std::string>* notices) const {
   if (train_on_all) return std::vector<TurnFinder::Turn>{{{0, full.text.size()}, 0}};
-  if (For(c).has_generation_blocks()) {
-    std::vector<TurnFinder::Turn> out;
-    for (const auto& [begin, end] : full.generation) out.push_back({{begin, end}, begin});
-    return out;
-  }
   const TurnFinder finder(c, full.text, *tokenizer,
                           [this, &c](const std::vector<Value>& messages,
                                      bool generation_prompt) -> absl::StatusOr<std::string> {
@@ -63,7 +58,22 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
                                                   Render(c, messages, generation_prompt));
                             return std::move(r.text);
                           });
-  return finder.Find(notices);
+  if (!For(c).has_generation_blocks()) return finder.Find(notices);
+  std::vector<MatchSpan> spans;
+  std::vector<TurnFinder::Turn> out;
+  for (const auto& [begin, end] : full.generation) {
+    spans.push_back({begin, end});
+    out.push_back({{begin, end}, begin});
+  }
+  SOUP_RETURN_IF_ERROR(finder.CheckMarked(
+      spans, [&](const std::vector<Value>& messages) -> absl::StatusOr<std::vector<std::string>> {
+        SOUP_ASSIGN_OR_RETURN(const jinja::Rendering r, Render(c, messages, false));
+        std::vector<std::string> texts;
+        for (const auto& [begin, end] : r.generation)
+          texts.push_back(r.text.substr(begin, end - begin));
+        return texts;
+      }));
+  return out;
 }
 
 // What a reader of the data should know, though it is no error.

@@ -198,6 +198,36 @@ absl::StatusOr<TurnFinder::Turn> TurnFinder::FindTurn(size_t index,
   return Turn{WithEndToken(index, *place, notices), place->floor};
 }
 
+absl::Status TurnFinder::CheckMarked(const std::vector<MatchSpan>& spans,
+                                     const Marked& marked) const {
+  std::vector<std::string> texts;
+  for (const MatchSpan& span : spans)
+    texts.push_back(full_.substr(span.begin, span.end - span.begin));
+  size_t at = 0, within = 0;  // where the last content ended
+  std::vector<Value> others_changed;
+  for (size_t i = 0; i < conversation_.messages.size(); ++i) {
+    const Message& message = conversation_.messages[i];
+    if (message.role != "assistant") {
+      SOUP_ASSIGN_OR_RETURN(Value changed, WithContent(message, sentinel_, /*alone=*/false));
+      others_changed.push_back(std::move(changed));
+      continue;
+    }
+    others_changed.push_back(message.value);
+    size_t place = std::string::npos;
+    for (size_t span = at; span < texts.size() && place == std::string::npos; ++span) {
+      place = texts[span].find(message.content, span == at ? within : 0);
+      if (place == std::string::npos) continue;
+      at = span;
+      within = place + message.content.size();
+    }
+    if (place == std::string::npos) return Changed(i, full_);
+  }
+  SOUP_ASSIGN_OR_RETURN(const std::vector<std::string> again, marked(others_changed));
+  if (again == texts) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the chat template's generation blocks hold text of messages that are not the assistant's");
+}
+
 absl::StatusOr<std::vector<TurnFinder::Turn>> TurnFinder::Find(
     std::vector<std::string>* notices) const {
   std::vector<Turn> out;

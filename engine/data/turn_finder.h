@@ -32,6 +32,12 @@ class TurnFinder {
     MatchSpan words;
     size_t floor = 0;
   };
+  // Checks what `generation` blocks marked (bytes of `full`, in order): each assistant's content
+  // lies in them as it is, and nothing in them depends on what others say. `marked`: gives what
+  // they mark of other messages. Errors: InvalidArgument, naming the message.
+  using Marked = std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<Value>&)>;
+  absl::Status CheckMarked(const std::vector<MatchSpan>& spans, const Marked& marked) const;
+
   // In order. *notices grows.
   absl::StatusOr<std::vector<Turn>> Find(std::vector<std::string>* notices) const;
 

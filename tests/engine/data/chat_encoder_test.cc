@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_replace.h"
 #include "engine/data/json_value.h"
+#include "tests/engine/data/chat_test_util.h"
 #include "tests/engine/data/data_test_util.h"
 
 namespace soup::engine {
@@ -21,60 +22,6 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-// The byte tokenizer of tests/cases with these added tokens (ids from 300), and a template.
-class Chat {
- public:
-  Chat(const std::string& chat_template, const std::vector<std::string>& added, bool all = false) {
-    auto json = nlohmann::json::parse(ReadTestFile("cases/_base/bytes/tokenizer.json"));
-    json["post_processor"] = nullptr;
-    int id = 300;
-    for (const std::string& token : added)
-      json["added_tokens"].push_back({{"id", id++}, {"content", token}, {"special", true}});
-    auto tokenizer = Tokenizer::Create(json.dump(), "tokenizer.json");
-    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-    tokenizer_ = *std::move(tokenizer);
-    TokenizerConfig config;
-    config.chat_template = config.tool_template = chat_template;
-    config.template_file = "chat_template.jinja";
-    config.special_tokens = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
-    auto chat = ChatEncoder::Create(tokenizer_.get(), config, all);
-    status_ = chat.status();
-    if (chat.ok()) chat_ = *std::move(chat);
-  }
-
-  // The supervised runs of a record, decoded; an error as its message.
-  std::vector<std::string> Supervised(const std::string& record) {
-    if (!status_.ok()) return {std::string(status_.message())};
-    const auto value = ParseJsonValue(record);
-    EXPECT_TRUE(value.ok()) << value.status() << record;
-    EncodeContext context;
-    record_ = TokenRecord();
-    notices_.clear();
-    const absl::Status status = chat_->Encode(*value, &context, &record_, &notices_);
-    if (!status.ok()) return {std::string(status.message())};
-    std::vector<std::string> out;
-    std::vector<int32_t> run;
-    for (size_t i = 0; i <= record_.ids.size(); ++i) {
-      if (i < record_.ids.size() && record_.supervised[i] != 0) {
-        run.push_back(record_.ids[i]);
-      } else if (!run.empty()) {
-        out.push_back(tokenizer_->Decode(run));
-        run.clear();
-      }
-    }
-    return out;
-  }
-  std::string Text() const { return tokenizer_->Decode(record_.ids); }
-  const std::vector<std::string>& notices() const { return notices_; }
-
- private:
-  std::unique_ptr<Tokenizer> tokenizer_;
-  std::unique_ptr<ChatEncoder> chat_;
-  absl::Status status_;
-  TokenRecord record_;
-  std::vector<std::string> notices_;
-};
 
 // Three turns, two of them the assistant's.
 constexpr char kThreeTurns[] =

@@ -3,21 +3,49 @@ engine/data/jinja, and compares. Exit 77 (skipped) when jinja2 is not there. Pri
 
 Where jinja2 raises, ours must refuse. Where only ours refuses, its message must be one of
 KNOWN_REFUSALS: what is not supported is refused by name, never rendered otherwise."""
-import copy, json, os, random, subprocess, sys, warnings
+import copy, datetime, glob, json, os, random, re, subprocess, sys, warnings
 
 warnings.simplefilter("ignore")  # of expressions that jinja2 compiles to odd Python
 
 try:
     import jinja2
+    import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError:
     print("skipped: Python has no jinja2")
     sys.exit(77)
 
 
+# {% generation %} as transformers has it: a block with a scope of its own, whose place is remembered (here by marks in
+# the text).
+class Generation(jinja2.ext.Extension):
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def mark(caller):
+        return "\ue0f0" + caller() + "\ue0f1"
+
+
+def spans_of(marked):
+    text, out = b"", []
+    for part in re.split("(\ue0f0|\ue0f1)", marked):
+        if part == "\ue0f0":
+            out.append([len(text), None])
+        elif part == "\ue0f1":
+            out[-1][1] = len(text)
+        else:
+            text += part.encode()
+    return text.decode(), out
+
+
 def environment():
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                        extensions=["jinja2.ext.loopcontrols"])
+                                        extensions=["jinja2.ext.loopcontrols", Generation])
 
     def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -27,6 +55,7 @@ def environment():
 
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return env
 
 
@@ -109,15 +138,27 @@ FORMAT_CASES += ["[{{ %s.%s }}]" % (v, m) for v in ["words", "'a'", "''", "'é�
 FORMAT_CASES += ["{{ l.copy() }}", "{{ d.copy() }}", "{{ (1,).copy() }}"]
 
 # Templates in the manner of those that models come with.
-MANNERS = {
-    "chatml": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    "llama2": "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}{% for message in loop_messages %}{% if loop.index0 == 0 and system_message != false %}{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
-    "llama3": "{{- bos_token }}\n{%- set date_string = date_string | default('26 Jul 2024') %}\n{%- if messages[0]['role'] == 'system' %}\n    {%- set system_message = messages[0]['content']|trim %}\n    {%- set messages = messages[1:] %}\n{%- else %}\n    {%- set system_message = \"\" %}\n{%- endif %}\n{{- \"<|start_header_id|>system<|end_header_id|>\\n\\n\" }}\n{%- if tools is not none %}\n    {%- for t in tools %}\n        {{- t | tojson(indent=4) }}\n        {{- \"\\n\\n\" }}\n    {%- endfor %}\n{%- endif %}\n{{- system_message }}\n{{- \"<|eot_id|>\" }}\n{%- for message in messages %}\n    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}\n        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}\n    {%- elif 'tool_calls' in message %}\n        {%- if not message.tool_calls|length == 1 %}\n            {{- raise_exception(\"This model only supports single tool-calls at once!\") }}\n        {%- endif %}\n        {%- set tool_call = message.tool_calls[0].function %}\n        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}\n        {{- '{\"name\": \"' + tool_call.name + '\", ' }}\n        {{- '\"parameters\": ' }}\n        {{- tool_call.arguments | tojson }}\n        {{- \"}\" }}\n        {{- \"<|eot_id|>\" }}\n    {%- elif message.role == \"tool\" or message.role == \"ipython\" %}\n        {{- \"<|start_header_id|>ipython<|end_header_id|>\\n\\n\" }}\n        {%- if message.content is mapping or message.content is iterable %}\n            {{- message.content | tojson }}\n        {%- else %}\n            {{- message.content }}\n        {%- endif %}\n        {{- \"<|eot_id|>\" }}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}\n{%- endif %}\n",
-    "mistral": "{%- if messages[0][\"role\"] == \"system\" %}\n    {%- set system_message = messages[0][\"content\"] %}\n    {%- set loop_messages = messages[1:] %}\n{%- else %}\n    {%- set loop_messages = messages %}\n{%- endif %}\n{%- set user_messages = loop_messages | selectattr(\"role\", \"equalto\", \"user\") | list %}\n{%- set ns = namespace(index=0) %}\n{{- bos_token }}\n{%- for message in loop_messages %}\n    {%- if message[\"role\"] == \"user\" %}\n        {%- if tools is not none and (message == user_messages[-1]) %}\n            {{- \"[AVAILABLE_TOOLS] [\" }}\n            {%- for tool in tools %}\n                {%- set tool = tool.function %}\n                {{- '{\"type\": \"function\", \"function\": {' }}\n                {%- for key, val in tool.items() if key != \"return\" %}\n                    {%- if val is string %}\n                        {{- '\"' + key + '\": \"' + val + '\"' }}\n                    {%- else %}\n                        {{- '\"' + key + '\": ' + val|tojson }}\n                    {%- endif %}\n                    {%- if not loop.last %}\n                        {{- \", \" }}\n                    {%- endif %}\n                {%- endfor %}\n                {{- \"}}\" }}\n            {%- endfor %}\n            {{- \"] [/AVAILABLE_TOOLS]\" }}\n        {%- endif %}\n        {%- if loop.last and system_message is defined %}\n            {{- \"[INST] \" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}\n        {%- else %}\n            {{- \"[INST] \" + message[\"content\"] + \"[/INST]\" }}\n        {%- endif %}\n    {%- elif message.tool_calls is defined and message.tool_calls is not none %}\n        {{- \"[TOOL_CALLS] [\" }}\n        {%- for tool_call in message.tool_calls %}\n            {%- set out = tool_call.function|tojson %}\n            {{- out[:-1] }}\n            {{- ', \"id\": \"' + tool_call.id + '\"}' }}\n            {%- if not loop.last %}\n                {{- \", \" }}\n            {%- else %}\n                {{- \"]\" + eos_token }}\n            {%- endif %}\n        {%- endfor %}\n    {%- elif message[\"role\"] == \"assistant\" %}\n        {{- \" \" + message[\"content\"]|trim + eos_token}}\n    {%- elif message[\"role\"] == \"tool\" %}\n        {%- set content = message.content.content if message.content.content is defined else message.content %}\n        {{- '[TOOL_RESULTS] {\"content\": ' + content|string + \"}\" }}\n    {%- endif %}\n{%- endfor %}\n",
-    "gemma": "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}{%- if messages[0]['content'] is string -%}{%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}{%- else -%}{%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}{%- endif -%}{%- set loop_messages = messages[1:] -%}{%- else -%}{%- set first_user_prefix = \"\" -%}{%- set loop_messages = messages -%}{%- endif -%}{%- for message in loop_messages -%}{%- if (message['role'] == 'assistant') -%}{%- set role = \"model\" -%}{%- else -%}{%- set role = message['role'] -%}{%- endif -%}{{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else \"\") }}{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}{%- if item['type'] == 'image' -%}{{ '<start_of_image>' }}{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- else -%}{{ raise_exception(\"Invalid content type\") }}{%- endif -%}{{ '<end_of_turn>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{'<start_of_turn>model\n'}}{%- endif -%}\n",
-    "phi": "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'assistant' %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
-    "qwen": "{%- if tools %}\n    {{- '<|im_start|>system\\n' }}\n    {%- if messages[0].role == 'system' %}\n        {{- messages[0].content + '\\n\\n' }}\n    {%- endif %}\n    {{- \"# Tools\\n\\n<tools>\" }}\n    {%- for tool in tools %}\n        {{- \"\\n\" }}\n        {{- tool | tojson }}\n    {%- endfor %}\n    {{- \"\\n</tools><|im_end|>\\n\" }}\n{%- endif %}\n{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}\n{%- for message in messages[::-1] %}\n    {%- set index = (messages|length - 1) - loop.index0 %}\n    {%- if ns.multi_step_tool and message.role == \"user\" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}\n        {%- set ns.multi_step_tool = false %}\n        {%- set ns.last_query_index = index %}\n    {%- endif %}\n{%- endfor %}\n{%- for message in messages %}\n    {%- if (message.role == \"user\") or (message.role == \"system\" and not loop.first) %}\n        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n    {%- elif message.role == \"assistant\" %}\n        {%- set content = message.content %}\n        {%- set reasoning_content = '' %}\n        {%- if '</think>' in content %}\n            {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}\n            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}\n        {%- endif %}\n        {%- if loop.index0 > ns.last_query_index %}\n            {%- if loop.last or (not loop.last and reasoning_content) %}\n                {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}\n            {%- else %}\n                {{- '<|im_start|>' + message.role + '\\n' + content }}\n            {%- endif %}\n        {%- else %}\n            {{- '<|im_start|>' + message.role + '\\n' + content }}\n        {%- endif %}\n        {%- if message.tool_calls %}\n            {%- for tool_call in message.tool_calls %}\n                {%- if (loop.first and content) or (not loop.first) %}\n                    {{- '\\n' }}\n                {%- endif %}\n                {%- if tool_call.function %}\n                    {%- set tool_call = tool_call.function %}\n                {%- endif %}\n                {{- '<tool_call>\\n{\"name\": \"' }}\n                {{- tool_call.name }}\n                {{- '\", \"arguments\": ' }}\n                {%- if tool_call.arguments is string %}\n                    {{- tool_call.arguments }}\n                {%- else %}\n                    {{- tool_call.arguments | tojson }}\n                {%- endif %}\n                {{- '}\\n</tool_call>' }}\n            {%- endfor %}\n        {%- endif %}\n        {{- '<|im_end|>\\n' }}\n    {%- elif message.role == \"tool\" %}\n        {%- if loop.first or (messages[loop.index0 - 1].role != \"tool\") %}\n            {{- '<|im_start|>user' }}\n        {%- endif %}\n        {{- '\\n<tool_response>\\n' }}\n        {{- message.content }}\n        {{- '\\n</tool_response>' }}\n        {%- if loop.last or (messages[loop.index0 + 1].role != \"tool\") %}\n            {{- '<|im_end|>\\n' }}\n        {%- endif %}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking is defined and enable_thinking is false %}\n        {{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}\n{%- endif %}",
-}
+TEMPLATES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "golden", "templates")
+MANNERS = {os.path.basename(f)[:-6]: open(f, encoding="utf-8", newline="").read() for f in sorted(glob.glob(TEMPLATES + "/*.jinja"))}
+
+
+def random_conversation(rng):
+    words = ["Hi", " Hi ", "", "\n", "a\n\nb", "<think>\nx\n</think>\n\ny", "</think>", "<tool_response>z</tool_response>", "{{ n }}", "<|im_end|>", "é🙂", "'\"", "[INST]", "don't"]
+    def message():
+        role = rng.choice(["user", "assistant", "assistant", "tool", "system", "ipython"])
+        out = {"role": role, "content": rng.choice(words)}
+        if rng.random() < 0.05:
+            out["content"] = rng.choice([None, [{"type": "text", "text": "x"}, {"type": "image"}], {"a": 1}])
+        if role == "assistant" and rng.random() < 0.3:
+            out["tool_calls"] = [{"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": rng.choice([{}, {"a": [1, 2.5, None, True], "b": {"c": "é\n"}}, '{"a": 1}'])}} for _ in range(rng.randrange(1, 3))]
+        if role == "assistant" and rng.random() < 0.2:
+            out["reasoning_content"] = rng.choice(words)
+        return out
+    if rng.random() < 0.5:
+        out = [{"role": "user" if i % 2 == 0 else "assistant", "content": rng.choice(words)} for i in range(rng.randrange(1, 8))]
+        return [{"role": "system", "content": rng.choice(words)}] + out if rng.random() < 0.3 else out
+    return [message() for _ in range(rng.randrange(1, 7))]
+
 
 def random_expression(rng, depth):
     if depth == 0 or rng.random() < 0.2:
@@ -160,6 +201,11 @@ def main():
                     for tools in (None, TOOLS):
                         v = dict(VARIABLES, messages=MESSAGES[first:last], add_generation_prompt=prompt, tools=tools)
                         jobs.append((t, v))
+    for _ in range(count):
+        v = dict(VARIABLES, messages=random_conversation(rng), add_generation_prompt=rng.random() < 0.5, tools=rng.choice([None, TOOLS]))
+        if rng.random() < 0.3:
+            v["enable_thinking"] = rng.random() < 0.5
+        jobs.append((rng.choice(manners), v))
     lines = "".join(json.dumps({"template": t, "variables": v}, ensure_ascii=True) + "\n" for t, v in jobs)
     answers = subprocess.run([probe, "jinja"], input=lines, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
     assert len(answers) == len(jobs), (len(answers), len(jobs))
@@ -173,7 +219,10 @@ def main():
         except Exception as e:
             theirs = None
             why = "%s: %s" % (type(e).__name__, e)
-        if theirs is not None and ours.get("text") == theirs:
+        spans = []
+        if theirs is not None and "\ue0f0" in theirs:
+            theirs, spans = spans_of(theirs)
+        if theirs is not None and ours.get("text") == theirs and ours.get("generation") == spans:
             equal += 1
         elif theirs is None and "error" in ours:
             both += 1
