@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "bench/machine.h"
 #include "bench/named_base.h"
 #include "bench/report.h"
@@ -180,8 +182,10 @@ int RunBench(const Options& o, const std::vector<RowSpec>& rows,
   auto machine = OpenMachine(o.machine);
   if (!machine.ok()) return Told(machine.status(), 2);
   // Rates are taken at the first row's shapes.
+  const absl::Time start = absl::Now();
   const absl::Status measured = MeasureCeilings(*FindBase(rows[0].base), o.quick, *machine);
   if (!measured.ok()) return Told(measured, 1);
+  const absl::Duration taken = absl::Now() - start;
   Report report;
   report.profile = machine->profile;
   report.host_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -194,7 +198,8 @@ int RunBench(const Options& o, const std::vector<RowSpec>& rows,
   options.mirror_dir = o.mirror_dir;
   options.device_bytes = machine->device_bytes;
   RowRunner runner(machine->backend.get(), machine->profile, options);
-  std::printf("%s\n%s", CeilingsTable(report.profile).c_str(), RowHeader().c_str());
+  std::printf("%s# ceilings took %.2f s\n\n%s", CeilingsTable(report.profile).c_str(),
+              absl::ToDoubleSeconds(taken), RowHeader().c_str());
   std::fflush(stdout);
   Bench bench(&runner, &report, o.json_file);
   if (const absl::Status written = bench.WriteJson(); !written.ok()) return Told(written, 2);
