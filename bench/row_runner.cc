@@ -71,7 +71,8 @@ absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
   engine::JobSetup& setup = job.setup;
   setup.job_id = kJobId;
   // A folder of its own: it goes with the job.
-  if (!options_.mirror_dir.empty()) setup.mirror_dir = options_.mirror_dir + "/soup-bench";
+  if (!options_.mirror_dir.empty())
+    setup.mirror_dir = absl::StrCat(options_.mirror_dir, "/soup-bench");
   const int64_t steps = spec.warmup + spec.steps + (options_.breakdown ? 1 : 0);
   setup.dataset = engine::PreparedDataset::FromRecords(
       RandomRecords(steps * spec.batch, spec.seq, model.vocab));
