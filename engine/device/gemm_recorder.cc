@@ -15,8 +15,7 @@ absl::StatusOr<std::unique_ptr<Arena>> GemmRecorder::CreateArena(int64_t bytes) 
 }
 
 void GemmRecorder::Gemm(const kernels::GemmArgs& a) {
-  const bool apart = a.addend != nullptr && a.addend != a.C;
-  const int64_t flags = a.transpose_a | a.transpose_b << 1 | (a.beta != 0) << 2 | apart << 3;
+  const int64_t flags = a.transpose_a | a.transpose_b << 1 | (a.beta != 0) << 2;
   const int64_t types = static_cast<int64_t>(a.a_type) | static_cast<int64_t>(a.b_type) << 8 |
                         static_cast<int64_t>(a.c_type) << 16;
   if (known_.insert({a.M, a.N, a.K, a.lda, a.ldb, a.ldc, flags, types}).second) {

@@ -39,10 +39,7 @@ std::string GemmKeyText(const GemmArgs& args) {
                 k.transpose_a ? 't' : 'n', k.transpose_b ? 't' : 'n', static_cast<long long>(k.M),
                 static_cast<long long>(k.N), static_cast<long long>(k.K),
                 static_cast<long long>(k.lda), static_cast<long long>(k.ldb),
-                static_cast<long long>(k.ldc), k.f32 ? "f32" : "bf16",
-                k.apart ? "addend"
-                : k.add ? "add"
-                        : "set");
+                static_cast<long long>(k.ldc), k.f32 ? "f32" : "bf16", k.add ? "add" : "set");
   return text;
 }
 

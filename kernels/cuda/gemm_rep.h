@@ -32,10 +32,11 @@ inline cudaError_t FromCublas(cublasStatus_t status) {
   }
 }
 
-// Everything of a product that its algorithm depends on.
+// Everything of a product that its algorithm depends on. Not whether the addend is C itself: that
+// follows from the placement, which must not decide bits.
 struct GemmKey {
   int64_t M, N, K, lda, ldb, ldc;
-  bool transpose_a, transpose_b, f32, add, apart;  // apart: the addend is not C
+  bool transpose_a, transpose_b, f32, add;
 
   explicit GemmKey(const GemmArgs& a)
       : M(a.M),
@@ -47,19 +48,18 @@ struct GemmKey {
         transpose_a(a.transpose_a),
         transpose_b(a.transpose_b),
         f32(a.c_type == Operand::kF32),
-        add(a.beta != 0.f),
-        apart(a.beta != 0.f && a.addend != nullptr && a.addend != a.C) {}
+        add(a.beta != 0.f) {}
   bool operator==(const GemmKey& o) const {
     return M == o.M && N == o.N && K == o.K && lda == o.lda && ldb == o.ldb && ldc == o.ldc &&
            transpose_a == o.transpose_a && transpose_b == o.transpose_b && f32 == o.f32 &&
-           add == o.add && apart == o.apart;
+           add == o.add;
   }
 };
 struct GemmKeyHash {
   size_t operator()(const GemmKey& k) const {
     uint64_t h = 0;
-    const uint64_t flags = static_cast<uint64_t>(k.transpose_a) | k.transpose_b << 1 | k.f32 << 2 |
-                           k.add << 3 | k.apart << 4;
+    const uint64_t flags =
+        static_cast<uint64_t>(k.transpose_a) | k.transpose_b << 1 | k.f32 << 2 | k.add << 3;
     for (const uint64_t v : {static_cast<uint64_t>(k.M), static_cast<uint64_t>(k.N),
                              static_cast<uint64_t>(k.K), static_cast<uint64_t>(k.lda),
                              static_cast<uint64_t>(k.ldb), static_cast<uint64_t>(k.ldc), flags}) {
