@@ -72,6 +72,13 @@ class ForwardingBackend : public engine::Backend {
   void Nf4Dequant(const kernels::Nf4DequantArgs& a) override { next_.Nf4Dequant(a); }
   void RmsNormForward(const kernels::RmsNormForwardArgs& a) override { next_.RmsNormForward(a); }
   void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override { next_.RmsNormBackward(a); }
+  void HeadNormForward(const kernels::HeadNormForwardArgs& a) override {
+    next_.HeadNormForward(a);
+  }
+  void HeadNormBackward(const kernels::HeadNormBackwardArgs& a) override {
+    next_.HeadNormBackward(a);
+  }
+  void AddBias(const kernels::AddBiasArgs& a) override { next_.AddBias(a); }
   void Rope(const kernels::RopeArgs& a) override { next_.Rope(a); }
   void AttentionForward(const kernels::AttentionForwardArgs& a) override {
     next_.AttentionForward(a);

@@ -125,6 +125,15 @@ void OpTimer::RmsNormForward(const kernels::RmsNormForwardArgs& a) {
 void OpTimer::RmsNormBackward(const kernels::RmsNormBackwardArgs& a) {
   Timed(OpClass::kElementwise, [&] { next().RmsNormBackward(a); });
 }
+void OpTimer::HeadNormForward(const kernels::HeadNormForwardArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().HeadNormForward(a); });
+}
+void OpTimer::HeadNormBackward(const kernels::HeadNormBackwardArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().HeadNormBackward(a); });
+}
+void OpTimer::AddBias(const kernels::AddBiasArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().AddBias(a); });
+}
 void OpTimer::Rope(const kernels::RopeArgs& a) {
   Timed(OpClass::kElementwise, [&] { next().Rope(a); });
 }

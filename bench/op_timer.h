@@ -59,6 +59,9 @@ class OpTimer final : public ForwardingBackend {
   void Nf4Dequant(const kernels::Nf4DequantArgs& a) override;
   void RmsNormForward(const kernels::RmsNormForwardArgs& a) override;
   void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override;
+  void HeadNormForward(const kernels::HeadNormForwardArgs& a) override;
+  void HeadNormBackward(const kernels::HeadNormBackwardArgs& a) override;
+  void AddBias(const kernels::AddBiasArgs& a) override;
   void Rope(const kernels::RopeArgs& a) override;
   void AttentionForward(const kernels::AttentionForwardArgs& a) override;
   void AttentionBackward(const kernels::AttentionBackwardArgs& a,

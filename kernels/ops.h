@@ -50,14 +50,18 @@ struct Nf4DequantArgs {
   int64_t n;
 };
 
-// RMSNorm (Zhang & Sennrich, arXiv 1910.07467): y = x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps).
+// RMSNorm (Zhang & Sennrich, arXiv 1910.07467): y = x * rstd * (w + weight_offset), rstd = 1 /
+// sqrt(mean(x^2) + eps). accumulate: y += (the output's norm of a family that has one, added to the
+// residual), else y =.
 struct RmsNormForwardArgs {
   const void* x;           // act [T, H]
   const uint16_t* weight;  // bf16 [H]
   void* y;                 // act [T, H]
-  float* rstd;             // [T]
+  float* rstd;             // [T]; null: not wanted
   int64_t T, H;
   float eps;
+  float weight_offset = 0;  // 1: the family's weights are around zero
+  bool accumulate = false;
 };
 // dx (+)= dL/dx. The weight is frozen: no weight gradient. accumulate: dx += (residual branch),
 // else dx =.
@@ -65,27 +69,60 @@ struct RmsNormBackwardArgs {
   const void* dy;          // act [T, H]
   const void* x;           // act [T, H]
   const uint16_t* weight;  // bf16 [H]
-  const float* rstd;       // [T]
+  const float* rstd;       // [T]; null: made again from x and eps
   void* dx;                // act [T, H]
   int64_t T, H;
   bool accumulate;
+  float weight_offset = 0;
+  float eps = 0;  // read when rstd is null
+};
+
+// RMSNorm of each head by itself, in place on `heads` consecutive heads of each row (the q and k
+// norms). saved: the heads as they were, for the backward; rows lie row_stride apart as x's do.
+struct HeadNormForwardArgs {
+  void* x;  // act; row t starts at x + t * row_stride
+  void* saved;
+  const uint16_t* weight;  // bf16 [D]
+  int64_t T, heads, D, row_stride;
+  float eps;
+  float weight_offset = 0;
+};
+// dx in place of dy.
+struct HeadNormBackwardArgs {
+  void* dx;       // act; rows grad_row_stride apart
+  const void* x;  // act: `saved` of the forward; rows row_stride apart
+  const uint16_t* weight;
+  int64_t T, heads, D, row_stride, grad_row_stride;
+  float eps;
+  float weight_offset = 0;
+};
+
+// y[t, :] += bias for t < T; rows lie row_stride apart.
+struct AddBiasArgs {
+  void* y;               // act
+  const uint16_t* bias;  // bf16 [N]
+  int64_t T, N, row_stride;
 };
 
 // Rotary embedding in place on `heads` consecutive heads of each row (Su et al., arXiv 2104.09864;
-// halves layout, as Hugging Face): for i < D/2, (a, b) = (x[i], x[i + D/2]) -> (a cos - b sin, b
-// cos + a sin), angle = position * inv_freq[i]. inverse: rotates back (the backward).
+// halves layout, as Hugging Face): with h = rotary / 2, for i < h, (a, b) = (x[i], x[i + h]) -> (a
+// cos - b sin, b cos + a sin) * scale, angle = position * inv_freq[i]. inverse: the transpose (the
+// backward).
 struct RopeArgs {
   void* x;                          // act; row t starts at x + t * row_stride
   const int32_t* positions;         // [T]
-  const float* inv_freq;            // [D / 2]
+  const float* inv_freq;            // [rotary / 2]
   int64_t T, heads, D, row_stride;  // row_stride in elements
   bool inverse;
+  int64_t rotary = 0;  // leading elements of a head that turn; 0: all D
+  float scale = 1;
 };
 
 // Causal attention over packed sequences: sequence s covers rows [cu[s], cu[s+1]); rows at and
 // after cu[S] are bucket tail: out = 0, lse = 0. GQA: query head h reads kv head h / (Hq / Hkv).
-// scale = 1 / sqrt(D) unless the family says otherwise. q, k, v are column ranges of one buffer:
-// row stride in elements.
+// scale = 1 / sqrt(D) unless the family says otherwise. window: query i sees key j when 0 <= i - j
+// < window; 0: no bound. soft_cap: scaled scores s become cap * tanh(s / cap); 0: they do not. q,
+// k, v are column ranges of one buffer: row stride in elements.
 struct AttentionForwardArgs {
   const void* q;  // act [T, Hq * D]
   const void* k;  // act [T, Hkv * D]
@@ -98,6 +135,8 @@ struct AttentionForwardArgs {
   const int32_t* cu_seqlens;  // [S + 1], host memory on every backend
   int64_t S, T, Hq, Hkv, D;
   float scale;
+  int64_t window = 0;
+  float soft_cap = 0;
 };
 // Backward of the above; probabilities are recomputed from lse (Dao et al., arXiv 2205.14135). dq,
 // dk, dv are written whole (tail rows: 0) with `grad_row_stride`. delta: scratch fp32 [T * Hq],
@@ -118,14 +157,18 @@ struct AttentionBackwardArgs {
   const int32_t* cu_seqlens;
   int64_t S, T, Hq, Hkv, D;
   float scale;
+  int64_t window = 0;
+  float soft_cap = 0;
 };
 
-// y = silu(gate) * up, gate_up act [T, 2 I] with gate in columns [0, I) (Shazeer, arXiv
-// 2002.05202).
+// y = f(gate) * up, gate_up act [T, 2 I] with gate in columns [0, I) (Shazeer, arXiv 2002.05202).
+// f: silu, or gelu by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+enum class GateActivation : uint8_t { kSilu, kGeluTanh };
 struct SwigluForwardArgs {
   const void* gate_up;
   void* y;  // act [T, I]
   int64_t T, I;
+  GateActivation gate = GateActivation::kSilu;
 };
 // d_gate_up from dy; may run in place over gate_up (d_gate_up == gate_up).
 struct SwigluBackwardArgs {
@@ -133,6 +176,7 @@ struct SwigluBackwardArgs {
   const void* dy;  // act [T, I]
   void* d_gate_up;
   int64_t T, I;
+  GateActivation gate = GateActivation::kSilu;
 };
 
 // C = alpha * op(A) * op(B) + beta * C, row-major with leading dimensions (elements).
@@ -189,7 +233,7 @@ struct LoraGradArgs {
   float scale;
 };
 
-// y = (accumulate ? y : 0) + scale * x, n elements of act.
+// y = (accumulate ? y : 0) + scale * x, n elements of act; y may be x.
 struct AxpyArgs {
   const void* x;
   void* y;
@@ -234,7 +278,8 @@ struct ScatterActRowsArgs {
 //   here, target_logit[i] = its logit.
 // The caller then does grad += p * W_slice (Gemm, beta 1). Milakov & Gimelshein, arXiv 1805.02867.
 // first: m, l and target_logit are initialised here and grad is set to 0. with_grad false: grad is
-// not touched (score items).
+// not touched (score items). soft_cap: logits z become cap * tanh(z / cap) first, of which m, l and
+// target_logit speak, and p is written times the slope 1 - (capped / cap)^2.
 struct LossSliceArgs {
   float* logits;           // [n, Vs] in: logits; out: p
   const int32_t* targets;  // [n]
@@ -245,6 +290,7 @@ struct LossSliceArgs {
   int64_t n, H, v0, Vs;
   bool first;
   bool with_grad;
+  float soft_cap = 0;
 };
 // target_row[i, :] = W[targets[i] - v0, :] for targets in the slice (others untouched). W wt [Vs,
 // H].
@@ -254,8 +300,8 @@ struct LossTargetRowsArgs {
   void* target_row;  // wt [n, H]
   int64_t n, H, v0, Vs;
 };
-// loss[i] = log(l) + m - target_logit; dh[i, :] = (grad[i, :] / l - target_row[i, :]) * scale. dh
-// act; null: loss only.
+// loss[i] = log(l) + m - target_logit; dh[i, :] = (grad[i, :] / l - target_row[i, :] * slope) *
+// scale, with slope 1, or that of the soft cap at target_logit. dh act; null: loss only.
 struct LossFinishArgs {
   const float* m;
   const float* l;
@@ -266,6 +312,7 @@ struct LossFinishArgs {
   void* dh;     // act [n, H]
   int64_t n, H;
   float scale;
+  float soft_cap = 0;
 };
 
 // Sum of squares of n fp32 values in fixed order (blocks of 1024, partial sums in double, blocks

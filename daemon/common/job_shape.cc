@@ -20,7 +20,8 @@ absl::StatusOr<engine::BaseFormat> FormatOf(const soup::v1::BaseSpec& base) {
       absl::StrCat("base.format \"", base.format(), "\" is not known; use bf16 or nf4"));
 }
 
-absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora) {
+absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora,
+                                              const engine::ModelSpec& model) {
   engine::LoraShape shape;
   if (lora.r() < 1)
     return absl::InvalidArgumentError(absl::StrCat("lora.r is ", lora.r(), "; use 1 or more"));
@@ -28,11 +29,16 @@ absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora) {
   shape.dropout = lora.dropout() > 0;
   for (const std::string& target : lora.targets()) {
     if (target == "all-linear") {
-      for (int m = 0; m < engine::kModules; ++m)
-        shape.targets.push_back(static_cast<engine::Module>(m));
+      for (const engine::Module m : engine::AdaptableModules(model)) shape.targets.push_back(m);
       continue;
     }
     SOUP_ASSIGN_OR_RETURN(const engine::Module module, engine::ParseModule(target));
+    if (!engine::HasModule(model, module)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("lora.targets names ", target, ", which adapters of this ", model.family,
+                       " model cannot have; use all-linear or some of ",
+                       engine::ModuleNames(engine::AdaptableModules(model))));
+    }
     shape.targets.push_back(module);
   }
   std::sort(shape.targets.begin(), shape.targets.end());
@@ -49,7 +55,7 @@ absl::StatusOr<engine::JobShape> JobShapeOf(const soup::v1::JobSpec& spec,
   engine::JobShape shape;
   shape.model = model;
   SOUP_ASSIGN_OR_RETURN(shape.format, FormatOf(spec.base()));
-  SOUP_ASSIGN_OR_RETURN(shape.lora, LoraShapeOf(spec.lora()));
+  SOUP_ASSIGN_OR_RETURN(shape.lora, LoraShapeOf(spec.lora(), model));
   shape.lengths = std::move(lengths);
   shape.validation_lengths = std::move(validation_lengths);
   shape.batch.epochs = spec.training().epochs();

@@ -18,9 +18,11 @@ namespace soup::daemon {
 // Errors: InvalidArgument (names the value).
 absl::StatusOr<engine::BaseFormat> FormatOf(const soup::v1::BaseSpec& base);
 
-// Modules that the adapter covers; "all-linear" is all of them. Sorted, unique.
-// Errors: InvalidArgument (no target, an unknown one, rank below 1).
-absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora);
+// Modules that the adapter covers; "all-linear" is all that adapters of the model may have. Sorted,
+// unique. Errors: InvalidArgument (no target, one that is unknown or that the model lacks, rank
+// below 1).
+absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora,
+                                              const engine::ModelSpec& model);
 
 // `lengths`, `validation_lengths`: tokens of each record, as prepared.
 absl::StatusOr<engine::JobShape> JobShapeOf(const soup::v1::JobSpec& spec,

@@ -99,7 +99,8 @@ absl::Status CheckLora(const soup::v1::LoraSpec& lora) {
   SOUP_RETURN_IF_ERROR(CheckPositive("lora.alpha", lora.alpha(), 1e6));
   SOUP_RETURN_IF_ERROR(CheckReal("lora.dropout", lora.dropout(), 0.0, 1.0, /*closed=*/false));
   static const auto* const kModules = new std::vector<absl::string_view>{
-      "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+      "q_proj",  "k_proj",    "v_proj",   "o_proj",      "gate_proj",
+      "up_proj", "down_proj", "qkv_proj", "gate_up_proj"};
   if (lora.targets().empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "lora.targets is empty: give all-linear or some of ", absl::StrJoin(*kModules, ", ")));

@@ -128,6 +128,9 @@ class Backend {
   virtual void Nf4Dequant(const kernels::Nf4DequantArgs& args) = 0;
   virtual void RmsNormForward(const kernels::RmsNormForwardArgs& args) = 0;
   virtual void RmsNormBackward(const kernels::RmsNormBackwardArgs& args) = 0;
+  virtual void HeadNormForward(const kernels::HeadNormForwardArgs& args) = 0;
+  virtual void HeadNormBackward(const kernels::HeadNormBackwardArgs& args) = 0;
+  virtual void AddBias(const kernels::AddBiasArgs& args) = 0;
   virtual void Rope(const kernels::RopeArgs& args) = 0;
   virtual void AttentionForward(const kernels::AttentionForwardArgs& args) = 0;
   virtual void AttentionBackward(const kernels::AttentionBackwardArgs& args,

@@ -138,6 +138,13 @@ class CpuBackend final : public Backend {
   void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override {
     cpu::RmsNormBackward(a, context_);
   }
+  void HeadNormForward(const kernels::HeadNormForwardArgs& a) override {
+    cpu::HeadNormForward(a, context_);
+  }
+  void HeadNormBackward(const kernels::HeadNormBackwardArgs& a) override {
+    cpu::HeadNormBackward(a, context_);
+  }
+  void AddBias(const kernels::AddBiasArgs& a) override { cpu::AddBias(a, context_); }
   void Rope(const kernels::RopeArgs& a) override { cpu::Rope(a, context_); }
   void AttentionForward(const kernels::AttentionForwardArgs& a) override {
     cpu::AttentionForward(a, context_);

@@ -34,14 +34,17 @@ class CudaAttentionTiles {
   // InvalidArgument (a head dimension without a kernel), and those of CUDA.
   absl::StatusOr<kernels::cuda::AttentionTiles> Find(const int32_t* cu, int64_t sequences,
                                                      int64_t heads, int64_t kv_heads,
-                                                     int64_t head_dim, cudaStream_t stream) {
+                                                     int64_t head_dim, int64_t window,
+                                                     cudaStream_t stream) {
     std::string key(reinterpret_cast<const char*>(cu),
                     static_cast<size_t>(sequences + 1) * sizeof(int32_t));
-    absl::StrAppend(&key, "/", heads, "/", kv_heads, "/", head_dim);
+    absl::StrAppend(&key, "/", heads, "/", kv_heads, "/", head_dim, "/", window);
     if (const auto it = known_.find(key); it != known_.end()) return it->second;
     kernels::cuda::AttentionSchedule schedule;
-    if (kernels::cuda::MakeAttentionSchedule(device_, cu, sequences, heads, kv_heads, head_dim, {},
-                                             &schedule) != cudaSuccess) {
+    kernels::cuda::AttentionVariant variant;
+    variant.window = static_cast<int32_t>(window);
+    if (kernels::cuda::MakeAttentionSchedule(device_, cu, sequences, heads, kv_heads, head_dim,
+                                             variant, &schedule) != cudaSuccess) {
       return absl::InvalidArgumentError(
           absl::StrCat("no attention kernel of this build has head dimension ", head_dim));
     }

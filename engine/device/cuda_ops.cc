@@ -17,6 +17,19 @@ namespace soup::engine {
 
 namespace cuda = kernels::cuda;
 
+namespace {
+
+// A window that no sequence reaches is none: one schedule serves both.
+template <typename Args>
+cuda::AttentionVariant Variant(const Args& a) {
+  cuda::AttentionVariant variant;
+  variant.window = a.window < a.T ? static_cast<int32_t>(a.window) : 0;
+  variant.soft_cap = a.soft_cap;
+  return variant;
+}
+
+}  // namespace
+
 void CudaOps::GatherRows(const kernels::GatherRowsArgs& a) {
   if (a.T == 0) return;
   if (reads_pinned_ && registrations_.Pinned(a.table)) {
@@ -37,15 +50,24 @@ void CudaOps::RmsNormForward(const kernels::RmsNormForwardArgs& a) {
 void CudaOps::RmsNormBackward(const kernels::RmsNormBackwardArgs& a) {
   Told(cuda::RmsNormBackward(a, compute_.get()), "RmsNormBackward");
 }
+void CudaOps::HeadNormForward(const kernels::HeadNormForwardArgs& a) {
+  Told(cuda::HeadNormForward(a, compute_.get()), "HeadNormForward");
+}
+void CudaOps::HeadNormBackward(const kernels::HeadNormBackwardArgs& a) {
+  Told(cuda::HeadNormBackward(a, compute_.get()), "HeadNormBackward");
+}
+void CudaOps::AddBias(const kernels::AddBiasArgs& a) {
+  Told(cuda::AddBias(a, compute_.get()), "AddBias");
+}
 void CudaOps::Rope(const kernels::RopeArgs& a) { Told(cuda::Rope(a, compute_.get()), "Rope"); }
 void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
-  const auto tiles = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
+  const auto tiles = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
   if (!Keep(tiles.status()).ok()) return;
-  Told(cuda::AttentionForward(a, {}, *tiles, attention_, compute_.get()), "AttentionForward");
+  Told(cuda::AttentionForward(a, Variant(a), *tiles, attention_, compute_.get()), "AttentionForward");
 }
 void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
                                 const AttentionScratch& scratch) {
-  const auto found = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, compute_.get());
+  const auto found = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
   if (!Keep(found.status()).ok()) return;
   cuda::AttentionTiles tiles = *found;
   const int64_t group = a.Hq / a.Hkv;
@@ -54,7 +76,7 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
   while (split > 1 && (group + split - 1) / split * (split - 1) >= group) --split;
   tiles.kv_split = static_cast<int32_t>(split);
   tiles.partials = scratch.partials;
-  Told(cuda::AttentionBackward(a, {}, tiles, attention_, compute_.get()), "AttentionBackward");
+  Told(cuda::AttentionBackward(a, Variant(a), tiles, attention_, compute_.get()), "AttentionBackward");
 }
 void CudaOps::SwigluForward(const kernels::SwigluForwardArgs& a) {
   Told(cuda::SwigluForward(a, compute_.get()), "SwigluForward");

@@ -24,6 +24,9 @@ class CudaOps : public Backend {
   void Nf4Dequant(const kernels::Nf4DequantArgs& args) override;
   void RmsNormForward(const kernels::RmsNormForwardArgs& args) override;
   void RmsNormBackward(const kernels::RmsNormBackwardArgs& args) override;
+  void HeadNormForward(const kernels::HeadNormForwardArgs& args) override;
+  void HeadNormBackward(const kernels::HeadNormBackwardArgs& args) override;
+  void AddBias(const kernels::AddBiasArgs& args) override;
   void Rope(const kernels::RopeArgs& args) override;
   void AttentionForward(const kernels::AttentionForwardArgs& args) override;
   void AttentionBackward(const kernels::AttentionBackwardArgs& args,

@@ -56,6 +56,9 @@ class GemmRecorder final : public Backend {
   void Nf4Dequant(const kernels::Nf4DequantArgs&) override {}
   void RmsNormForward(const kernels::RmsNormForwardArgs&) override {}
   void RmsNormBackward(const kernels::RmsNormBackwardArgs&) override {}
+  void HeadNormForward(const kernels::HeadNormForwardArgs&) override {}
+  void HeadNormBackward(const kernels::HeadNormBackwardArgs&) override {}
+  void AddBias(const kernels::AddBiasArgs&) override {}
   void Rope(const kernels::RopeArgs&) override {}
   void AttentionForward(const kernels::AttentionForwardArgs&) override {}
   void AttentionBackward(const kernels::AttentionBackwardArgs&, const AttentionScratch&) override {}

@@ -50,6 +50,11 @@ absl::StatusOr<ConfigReader> ConfigReader::Parse(absl::string_view json) {
 
 bool ConfigReader::Has(absl::string_view key) const { return rep_->Find(key) != nullptr; }
 
+bool ConfigReader::IsNull(absl::string_view key) const {
+  const auto it = rep_->object.find(std::string(key));
+  return it != rep_->object.end() && it->is_null();
+}
+
 std::vector<std::string> ConfigReader::Keys() const {
   std::vector<std::string> keys;
   for (const auto& [key, value] : rep_->object.items()) keys.push_back(key);
@@ -104,7 +109,8 @@ absl::StatusOr<double> ConfigReader::Number(absl::string_view key, double above,
 
 bool ConfigReader::IsOff(absl::string_view key) const {
   const Json* v = rep_->Find(key);
-  return v == nullptr || *v == false || (v->is_number() && v->get<double>() == 0.0);
+  return v == nullptr || *v == false || (v->is_number() && v->get<double>() == 0.0) ||
+         ((v->is_structured() || v->is_string()) && (v->empty() || *v == ""));
 }
 
 absl::StatusOr<bool> ConfigReader::Bool(absl::string_view key, bool otherwise) const {
@@ -138,15 +144,30 @@ absl::StatusOr<std::vector<std::string>> ConfigReader::Strings(absl::string_view
   return out;
 }
 
+absl::StatusOr<std::vector<double>> ConfigReader::Numbers(absl::string_view key, double least,
+                                                          double most) const {
+  std::vector<double> out;
+  const Json* v = rep_->Find(key);
+  if (v == nullptr) return out;
+  const std::string wanted = absl::StrCat("a list of numbers from ", least, " to ", most);
+  if (!v->is_array()) return Wrong(key, wanted);
+  for (const Json& item : *v) {
+    const double d = item.is_number() ? item.get<double>() : NAN;
+    if (!(d >= least && d <= most)) return Wrong(key, wanted);
+    out.push_back(d);
+  }
+  return out;
+}
+
 absl::StatusOr<int64_t> ConfigReader::TokenId(absl::string_view key, int64_t vocab) const {
   const Json* v = rep_->Find(key);
   if (v == nullptr) return -1;
   if (v->is_array() && v->empty()) return -1;
   const Json& id = v->is_array() ? v->front() : *v;
-  if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(vocab)) {
-    return Wrong(key, absl::StrCat("a token id below vocab_size ", vocab, ", or a list of them"));
-  }
-  return static_cast<int64_t>(id.get<uint64_t>());
+  if (!id.is_number_unsigned()) return Wrong(key, "a token id, or a list of them");
+  // A class's default may lie beyond a small vocabulary (phi3): no such token exists.
+  const uint64_t value = id.get<uint64_t>();
+  return value < static_cast<uint64_t>(vocab) ? static_cast<int64_t>(value) : -1;
 }
 
 absl::StatusOr<std::optional<ConfigReader>> ConfigReader::Object(absl::string_view key) const {

@@ -25,6 +25,7 @@ class ConfigReader {
   ~ConfigReader();
 
   bool Has(absl::string_view key) const;
+  bool IsNull(absl::string_view key) const;  // there, and null: not the same as absent to some keys
   std::vector<std::string> Keys() const;
   // The value as JSON, cut to a length fit for a message; "absent".
   std::string Shown(absl::string_view key) const;
@@ -36,12 +37,15 @@ class ConfigReader {
   absl::StatusOr<double> RequiredNumber(absl::string_view key, double above, double most) const;
   absl::StatusOr<double> Number(absl::string_view key, double above, double most,
                                 double otherwise) const;
-  bool IsOff(absl::string_view key) const;  // absent, false or 0
+  bool IsOff(absl::string_view key) const;  // absent, false, 0, or empty
   absl::StatusOr<bool> Bool(absl::string_view key, bool otherwise) const;
   absl::StatusOr<std::string> RequiredString(absl::string_view key) const;
   absl::StatusOr<std::string> String(absl::string_view key, absl::string_view otherwise) const;
   absl::StatusOr<std::vector<std::string>> Strings(absl::string_view key) const;  // absent: empty
-  // An id, or the first of a list; absent: -1. Must lie below vocab.
+  // Lists of finite numbers, each >= least and <= most; absent: empty.
+  absl::StatusOr<std::vector<double>> Numbers(absl::string_view key, double least,
+                                              double most) const;
+  // An id, or the first of a list; -1: absent, or not below vocab.
   absl::StatusOr<int64_t> TokenId(absl::string_view key, int64_t vocab) const;
   // An object inside; nullopt when absent.
   absl::StatusOr<std::optional<ConfigReader>> Object(absl::string_view key) const;

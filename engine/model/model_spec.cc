@@ -1,5 +1,6 @@
 #include "engine/model/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -11,8 +12,6 @@
 
 namespace soup::engine {
 namespace {
-
-constexpr double kPi = 3.14159265358979323846;
 
 // A number of the decoder and the range in which every product of two of them fits an int64 with
 // room to spare.
@@ -32,21 +31,28 @@ constexpr SizeKey kRequiredSizes[] = {
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
-absl::Status ReadHeads(const ConfigReader& config, ModelSpec& spec) {
-  SOUP_ASSIGN_OR_RETURN(spec.kv_heads, config.Int("num_key_value_heads", 1, 4096, spec.heads));
+absl::Status ReadHeads(const Family& family, const ConfigReader& config, ModelSpec& spec) {
+  const FamilyDefaults& defaults = family.defaults;
+  // null says "as many as query heads" in every family, silence what the family's class says.
+  const bool as_query = config.IsNull("num_key_value_heads") || defaults.kv_heads == 0;
+  SOUP_ASSIGN_OR_RETURN(spec.kv_heads, config.Int("num_key_value_heads", 1, 4096,
+                                                  as_query ? spec.heads : defaults.kv_heads));
   if (spec.heads % spec.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("config.json: num_attention_heads ", spec.heads,
                                                    " is not a multiple of num_key_value_heads ",
                                                    spec.kv_heads));
   }
-  if (!config.Has("head_dim") && spec.hidden % spec.heads != 0) {
+  const bool derived =
+      !config.Has("head_dim") && (config.IsNull("head_dim") || defaults.head_dim == 0);
+  if (derived && spec.hidden % spec.heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("config.json: hidden_size ", spec.hidden,
                                                    " is not a multiple of "
                                                    "num_attention_heads ",
                                                    spec.heads, ", and there is no head_dim"));
   }
   SOUP_ASSIGN_OR_RETURN(spec.head_dim,
-                        config.Int("head_dim", 1, kMaxHeadDim, spec.hidden / spec.heads));
+                        config.Int("head_dim", 1, kMaxHeadDim,
+                                   derived ? spec.hidden / spec.heads : defaults.head_dim));
   if (spec.head_dim % 2 != 0 || spec.head_dim > kMaxHeadDim) {
     return absl::InvalidArgumentError(absl::StrCat("config.json: head_dim ", spec.head_dim,
                                                    " is not supported (even, up to ", kMaxHeadDim,
@@ -56,18 +62,20 @@ absl::Status ReadHeads(const ConfigReader& config, ModelSpec& spec) {
 }
 
 // What all families share.
-absl::Status ReadDecoder(const ConfigReader& config, ModelSpec& spec) {
+absl::Status ReadDecoder(const Family& family, const ConfigReader& config, ModelSpec& spec) {
   for (const SizeKey& size : kRequiredSizes) {
     SOUP_ASSIGN_OR_RETURN(spec.*size.field, config.RequiredInt(size.key, size.least, size.most));
   }
-  SOUP_RETURN_IF_ERROR(ReadHeads(config, spec));
+  SOUP_RETURN_IF_ERROR(ReadHeads(family, config, spec));
   SOUP_ASSIGN_OR_RETURN(spec.max_position,
                         config.Int("max_position_embeddings", 1, kMaxPositions, 2048));
-  SOUP_ASSIGN_OR_RETURN(spec.rms_eps, config.Number("rms_norm_eps", 0.0, 1.0, 1e-6));
-  SOUP_ASSIGN_OR_RETURN(spec.tied_head, config.Bool("tie_word_embeddings", false));
+  SOUP_ASSIGN_OR_RETURN(spec.rms_eps,
+                        config.Number("rms_norm_eps", 0.0, 1.0, family.defaults.rms_eps));
+  SOUP_ASSIGN_OR_RETURN(spec.tied_head,
+                        config.Bool("tie_word_embeddings", family.defaults.tied_head));
   SOUP_ASSIGN_OR_RETURN(spec.bos_token_id, config.TokenId("bos_token_id", spec.vocab));
   SOUP_ASSIGN_OR_RETURN(spec.eos_token_id, config.TokenId("eos_token_id", spec.vocab));
-  SOUP_ASSIGN_OR_RETURN(spec.rope, ReadRope(config));
+  SOUP_RETURN_IF_ERROR(ReadRope(family, config, spec));
   if (config.Has("quantization_config")) {
     return absl::InvalidArgumentError(
         "config.json: quantization_config: the checkpoint is already quantised, which is not "
@@ -85,33 +93,21 @@ absl::StatusOr<ModelSpec> ParseModelSpec(absl::string_view config_json) {
   ModelSpec spec;
   spec.family = family->model_type;
   SOUP_RETURN_IF_ERROR(CheckFamily(*family, config));
-  SOUP_RETURN_IF_ERROR(ReadDecoder(config, spec));
+  SOUP_RETURN_IF_ERROR(ReadDecoder(*family, config, spec));
+  SOUP_RETURN_IF_ERROR(ReadFeatures(*family, config, spec));
   return spec;
 }
 
-std::vector<float> RopeInverseFrequencies(const ModelSpec& spec) {
-  const RopeSpec& rope = spec.rope;
-  std::vector<float> out;
-  for (int64_t i = 0; i < spec.head_dim / 2; ++i) {
-    const double plain =
-        std::pow(rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(spec.head_dim));
-    double frequency = plain;
-    if (rope.type == RopeType::kLinear) frequency = plain / rope.factor;
-    if (rope.type == RopeType::kLlama3) {
-      const double wavelength = 2.0 * kPi / plain;
-      const double longest_kept = rope.original_max_position / rope.high_freq_factor;
-      const double shortest_scaled = rope.original_max_position / rope.low_freq_factor;
-      if (wavelength > shortest_scaled) {
-        frequency = plain / rope.factor;
-      } else if (wavelength >= longest_kept) {
-        const double smooth = (rope.original_max_position / wavelength - rope.low_freq_factor) /
-                              (rope.high_freq_factor - rope.low_freq_factor);
-        frequency = (1.0 - smooth) * plain / rope.factor + smooth * plain;
-      }
-    }
-    out.push_back(static_cast<float>(frequency));
-  }
-  return out;
+double ModelSpec::attention_scale() const {
+  return 1.0 / std::sqrt(query_scalar > 0 ? query_scalar : static_cast<double>(head_dim));
+}
+
+bool ModelSpec::has_sparse_layers() const {
+  return std::any_of(kinds.begin(), kinds.end(), [](const LayerKind& k) { return k.sparse; });
+}
+bool ModelSpec::has_dense_layers() const {
+  return kinds.empty() ||
+         std::any_of(kinds.begin(), kinds.end(), [](const LayerKind& k) { return !k.sparse; });
 }
 
 }  // namespace soup::engine

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "engine/model/rope_table.h"
 #include "engine/plan/job_plan.h"
 #include "engine/plan/pass_buffers.h"
 
@@ -35,15 +36,6 @@ struct Largest {
   int64_t mlp_low_rank = 0;  // elements of x A^T of all MLP targets of a train item
   int64_t head_slice_rows = 0;
 };
-
-int64_t GroupElements(const ModelSpec& model) {
-  int64_t most = 0;
-  for (int g = 0; g < kGroups; ++g) {
-    const GroupShape shape = MakeGroupShape(model, static_cast<Group>(g));
-    most = std::max(most, shape.rows * shape.cols);
-  }
-  return most;
-}
 
 bool HasTrainItem(const PassJob& job) {
   return std::any_of(job.items.begin(), job.items.end(),
@@ -155,7 +147,7 @@ class Planner {
       }
     }
     AddWhole(kFinalNormBuffer, "globals", model_.hidden * kBf16Bytes);
-    AddWhole(kInverseFrequencyBuffer, "globals", model_.head_dim / 2 * kF32Bytes);
+    AddWhole(kInverseFrequencyBuffer, "globals", RopeTableFloats(model_) * kF32Bytes);
     AddWhole(kSumSquaresBuffer, "globals", sizeof(double));
   }
 
@@ -198,7 +190,7 @@ class Planner {
   }
 
   void RequestBoundaries(const PassItem& item, int64_t i) {
-    const int64_t bytes = item.tokens * model_.hidden * element_.act;
+    const int64_t bytes = item.tokens * model_.hidden * model_.state_planes() * element_.act;
     const int64_t blocks = item.train ? model_.layers + 1 : 2;
     const int64_t on_device = item.train && placement_.boundaries_host
                                   ? std::min<int64_t>(blocks, kBoundarySlots)
@@ -239,6 +231,10 @@ class Planner {
     // From kLossBegin, though written in kLossFinish: lifetimes stay nested.
     Add(ItemBuffer(i, kItemGrad), "backward", t * model_.hidden * act, time_.Loss(kLossBegin),
         time_.Backward(0, kBackwardQkv));
+    if (model_.post_norms) {
+      Add(ItemBuffer(i, kItemMlpOut), "backward", t * model_.hidden * act, time_.Loss(kLossBegin),
+          time_.Backward(0, kBackwardQkv));
+    }
     for (int32_t b = 0; b < static_cast<int32_t>(bands_.size()); ++b) {
       AddBackward(ItemBuffer(i, InBand(kItemBackWork, b)), "backward",
                   t * std::max(model_.q_width(), model_.intermediate) * act, b);
@@ -253,7 +249,7 @@ class Planner {
     const bool in_place = format_ == BaseFormat::kBf16 && element_.wt == kBf16Bytes;
     const int64_t head_slice =
         element_.wt == kBf16Bytes ? 0 : largest_.head_slice_rows * model_.hidden;
-    const int64_t scratch = std::max(in_place ? 0 : GroupElements(model_), head_slice);
+    const int64_t scratch = std::max(in_place ? 0 : LargestGroupElements(model_), head_slice);
     Add(kWeightScratch, "weight scratch", scratch * element_.wt, time_.Forward(0, kForwardQkv),
         time_.Backward(0, kBackwardQkv));
   }
@@ -278,7 +274,7 @@ class Planner {
     add(kForwardDropped, largest_.dropped * act);
     add(kForwardLowRank, std::max(attention, mlp) * rank * act);
     const int32_t qkv = time_.Forward(b, kForwardQkv), gate_up = time_.Forward(b, kForwardGateUp);
-    Add(InBand(kForwardQkvOut, b), "forward", attention * model_.qkv_width() * act, qkv, qkv);
+    Add(InBand(kForwardQkvOut, b), "forward", attention * model_.qkv_row() * act, qkv, qkv);
     Add(InBand(kForwardLse, b), "forward", attention * model_.heads * kF32Bytes, qkv, qkv);
     Add(InBand(kForwardGateUpOut, b), "forward", mlp * 2 * model_.intermediate * act, gate_up,
         gate_up);
@@ -402,6 +398,8 @@ int64_t ModuleInput(const ModelSpec& model, Module module) {
     case Module::kV:
     case Module::kGate:
     case Module::kUp:
+    case Module::kQkv:
+    case Module::kGateUp:
       return model.hidden;
     case Module::kO:
       return model.q_width();
@@ -424,6 +422,10 @@ int64_t ModuleOutput(const ModelSpec& model, Module module) {
     case Module::kGate:
     case Module::kUp:
       return model.intermediate;
+    case Module::kQkv:
+      return model.qkv_width();
+    case Module::kGateUp:
+      return 2 * model.intermediate;
   }
   return 0;
 }

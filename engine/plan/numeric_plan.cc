@@ -47,6 +47,8 @@ std::vector<int64_t> MakeBuckets(int64_t capacity, int64_t least_step) {
 }
 
 // What the CUDA kernels ask of a model's widths (kernels/cuda).
+constexpr int64_t kMaxCpuHeadDim = 256;  // kernels/cpu/context.h
+
 absl::Status CheckCudaShape(const ModelSpec& model) {
   if (std::find(std::begin(kCudaHeadDims), std::end(kCudaHeadDims), model.head_dim) ==
       std::end(kCudaHeadDims)) {
@@ -55,10 +57,16 @@ absl::Status CheckCudaShape(const ModelSpec& model) {
                      " has no CUDA attention kernel; supported: 16, 32, 64, 96, 128, 256. Run the "
                      "job on the CPU backend"));
   }
-  if (model.hidden % 8 != 0 || model.intermediate % 8 != 0) {
+  if (model.hidden % 8 != 0 || model.intermediate % 8 != 0 || model.experts.intermediate % 8 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("hidden size ", model.hidden, " and intermediate size ", model.intermediate,
-                     " must be multiples of 8 on CUDA. Run the job on the CPU backend"));
+        absl::StrCat("hidden size ", model.hidden, ", intermediate size ", model.intermediate,
+                     " and that of an expert, ", model.experts.intermediate,
+                     ", must be multiples of 8 on CUDA. Run the job on the CPU backend"));
+  }
+  if (model.rotary() % 16 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("partial_rotary_factor: ", model.rotary(), " dimensions of a head turn; on ",
+                     "CUDA it must be a multiple of 16. Run the job on the CPU backend"));
   }
   return absl::OkStatus();
 }
@@ -141,6 +149,10 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
                                                  "\" has no numeric plan; supported: cpu, cuda"));
   }
   if (cuda) SOUP_RETURN_IF_ERROR(CheckCudaShape(shape.model));
+  if (!cuda && shape.model.head_dim > kMaxCpuHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "head_dim ", shape.model.head_dim, " is more than the CPU backend's ", kMaxCpuHeadDim));
+  }
   if (shape.lengths.empty()) {
     return absl::InvalidArgumentError("the dataset has no training record");
   }

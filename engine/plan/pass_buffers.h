@@ -84,8 +84,9 @@ inline std::string ItemBuffer(int64_t item, absl::string_view what) {
   return absl::StrCat("item/", item, "/", what);
 }
 // Whole pass.
-inline constexpr char kItemIndex[] = "index";            // i32 [4 T + S + 1], see ItemIndexInts
-inline constexpr char kItemBoundaries[] = "boundaries";  // act [L + 1, T, H]; score: [2, T, H]
+inline constexpr char kItemIndex[] = "index";  // i32 [4 T + S + 1], see ItemIndexInts
+// act [L + 1, state_planes(), T, H]; score: [2, state_planes(), T, H]
+inline constexpr char kItemBoundaries[] = "boundaries";
 // Boundaries in host memory: a ring of kBoundarySlots blocks [T, H] on the device, of the others
 // each one block in host memory under the same name.
 inline constexpr int32_t kBoundarySlots = 3;
@@ -104,6 +105,8 @@ inline constexpr char kItemTargetRow[] = "loss/target";   // wt [T, H]
 inline constexpr char kItemHeadStats[] = "loss/stats";    // fp32 [5 T]: m, l, target, loss, rstd
 // Loss and backward.
 inline constexpr char kItemGrad[] = "backward/grad";  // act [T, H]: gradient of the residual stream
+// act [T, H], where outputs are normed: the MLP's before its norm
+inline constexpr char kItemMlpOut[] = "backward/mlp_out";
 
 // Of one band: `name` of an item's or a shared buffer.
 inline std::string InBand(absl::string_view name, int32_t band) {
@@ -163,10 +166,10 @@ inline int64_t AttentionPartialsPlanned(int64_t tokens, int64_t heads, int64_t k
 // What the backward of one layer reads of one item. Offsets are bytes from the block's start,
 // multiples of kArenaAlignment. `act`: bytes of an element.
 struct AttentionBlock {
-  int64_t qkv = 0;        // act [T, NQ], rotated
+  int64_t qkv = 0;        // act [T, qkv_row()], rotated
   int64_t attention = 0;  // act [T, Q]
   int64_t lse = 0;        // fp32 [T, Hq]
-  int64_t middle = 0;     // act [T, H], after attention's residual
+  int64_t middle = 0;     // act [state_planes(), T, H], after attention's residual
   int64_t low_rank = 0;   // act [attention targets, T, r]: x A^T
   int64_t bytes = 0;
 };
@@ -179,10 +182,10 @@ struct MlpBlock {
 inline AttentionBlock MakeAttentionBlock(const ModelSpec& model, int64_t tokens, int64_t low_rank,
                                          int64_t act) {
   AttentionBlock b;
-  b.attention = b.qkv + ArenaRoundUp(tokens * model.qkv_width() * act);
+  b.attention = b.qkv + ArenaRoundUp(tokens * model.qkv_row() * act);
   b.lse = b.attention + ArenaRoundUp(tokens * model.q_width() * act);
   b.middle = b.lse + ArenaRoundUp(tokens * model.heads * int64_t{4});
-  b.low_rank = b.middle + ArenaRoundUp(tokens * model.hidden * act);
+  b.low_rank = b.middle + ArenaRoundUp(tokens * model.hidden * model.state_planes() * act);
   b.bytes = b.low_rank + ArenaRoundUp(tokens * low_rank * act);
   return b;
 }

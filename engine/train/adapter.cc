@@ -4,20 +4,10 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::engine {
-namespace {
-
-std::string TargetNames(const std::vector<Module>& targets) {
-  return absl::StrJoin(targets, ", ",
-                       [](std::string* out, Module m) { absl::StrAppend(out, ModuleName(m)); });
-}
-
-}  // namespace
-
 std::string PeftTensorName(int64_t layer, Module module, LoraPart part) {
   return absl::StrCat("base_model.model.model.layers.", layer, ".", ModulePath(module), ".lora_",
                       part == LoraPart::kA ? "A" : "B", ".weight");
@@ -34,6 +24,12 @@ absl::StatusOr<AdapterLayout> AdapterLayout::Create(const ModelSpec& model, cons
   layout.r_ = lora.r;
   layout.targets_ = lora.targets;
   std::sort(layout.targets_.begin(), layout.targets_.end());
+  for (const Module m : layout.targets_) {
+    if (HasModule(model, m)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "lora.targets names ", ModuleName(m), ", which adapters of this ", model.family,
+        " model cannot have; it has ", ModuleNames(AdaptableModules(model))));
+  }
   for (size_t i = 1; i < layout.targets_.size(); ++i) {
     if (layout.targets_[i] == layout.targets_[i - 1]) {
       return absl::InvalidArgumentError(
@@ -84,7 +80,7 @@ const AdapterTensor& AdapterLayout::tensor(int64_t layer, Module module, LoraPar
 absl::StatusOr<std::vector<float>> LoadAdapterWeights(const AdapterLayout& layout,
                                                       const SafetensorsFile& file) {
   const std::string wanted = absl::StrCat("the job's adapter has rank ", layout.r(),
-                                          " and targets ", TargetNames(layout.targets()));
+                                          " and targets ", ModuleNames(layout.targets()));
   std::vector<float> weights(static_cast<size_t>(layout.elements()));
   for (const AdapterTensor& t : layout.tensors()) {
     const TensorInfo* info = file.Find(t.name);

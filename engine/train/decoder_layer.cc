@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/base/status_macros.h"
+#include "engine/model/rope_table.h"
 #include "engine/plan/pass_buffers.h"
 
 namespace soup::engine {
@@ -34,8 +35,7 @@ DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items
       continue;
     }
     const int64_t mlp_targets = item.lora->targets - item.lora->attention_targets;
-    largest_.mlp_low_rank =
-        std::max(largest_.mlp_low_rank, item.T * mlp_targets * item.lora->r);
+    largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, item.T * mlp_targets * item.lora->r);
     largest_.train_tokens = std::max(largest_.train_tokens, item.T);
     largest_.train_rank = std::max(largest_.train_rank, r);
     if (item.lora->adapts(Group::kDown)) {
@@ -116,19 +116,20 @@ absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab
   const ModelSpec& m = env_.spec;
   const int64_t unkept = UnkeptTokens(band_.attention);
   // Where an item that does not keep attention has its results for the length of the visit.
-  const auto activations = [](const PassItemState& item) {
+  const auto activations = [this](const PassItemState& item) {
     LayerActivations a = item.kept;
     if (a.has_attention()) return a;
     a.attention = item.work;
     a.middle = item.output;
+    a.attention_out = scratch_.hidden;
     return a;
   };
   {
     std::vector<ArenaBuffer> owners;
-    SOUP_ASSIGN_OR_RETURN(std::byte * qkv, TakeShared(owners, kForwardQkvOut,
-                                                      unkept * m.qkv_width(), env_.act_bytes));
+    SOUP_ASSIGN_OR_RETURN(std::byte * qkv,
+                          TakeShared(owners, kForwardQkvOut, unkept * m.qkv_row(), env_.act_bytes));
     SOUP_ASSIGN_OR_RETURN(std::byte * lse, TakeShared(owners, kForwardLse, unkept * m.heads, 4));
-    const GroupWeight w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
+    const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kQkv, weight_scratch_);
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
       if (!a.has_attention()) {
@@ -138,8 +139,8 @@ absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab
       Qkv(item, layer, slab, w, a);
     }
   }
-  const GroupWeight w = MakeGroupWeight(env_, slab, Group::kO, weight_scratch_);
-  for (const PassItemState& item : items_) Output(item, layer, w, activations(item));
+  const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kO, weight_scratch_);
+  for (const PassItemState& item : items_) Output(item, layer, slab, w, activations(item));
   return absl::OkStatus();
 }
 
@@ -156,19 +157,21 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
     SOUP_ASSIGN_OR_RETURN(std::byte * gate_up,
                           TakeShared(owners, kForwardGateUpOut,
                                      UnkeptTokens(band_.mlp) * 2 * m.intermediate, env_.act_bytes));
-    const GroupWeight w = MakeGroupWeight(env_, slab, Group::kGateUp, weight_scratch_);
+    const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kGateUp, weight_scratch_);
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
       if (!a.has_mlp()) a.gate_up = gate_up;
       GateUp(item, layer, slab, w, a);
-      env_.backend->SwigluForward({a.gate_up, item.work, item.T, m.intermediate});
+      env_.backend->SwigluForward(
+          {a.gate_up, item.work, item.T, m.intermediate, GateOf(env_.spec)});
     }
   }
-  const GroupWeight w = MakeGroupWeight(env_, slab, Group::kDown, weight_scratch_);
-  const bool in_scratch = w.data == weight_scratch_;
-  if (in_scratch) SOUP_RETURN_IF_ERROR(slab_done());
-  for (const PassItemState& item : items_) Down(item, layer, w, activations(item));
-  return in_scratch ? absl::OkStatus() : slab_done();
+  const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kDown, weight_scratch_);
+  // What follows may still read the slab's vectors.
+  const bool last_read = w.data == weight_scratch_ && !m.post_norms && !m.mlp_bias;
+  if (last_read) SOUP_RETURN_IF_ERROR(slab_done());
+  for (const PassItemState& item : items_) Down(item, layer, slab, w, activations(item));
+  return last_read ? absl::OkStatus() : slab_done();
 }
 
 void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std::byte* weight) {
@@ -180,26 +183,100 @@ void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std
   args.T = item.T;
   args.H = env_.spec.hidden;
   args.eps = static_cast<float>(env_.spec.rms_eps);
+  args.weight_offset = static_cast<float>(env_.spec.norm_offset);
   env_.backend->RmsNormForward(args);
 }
 
-// norm, q k v with LoRA, rope, attention.
+void DecoderLayer::OutputNorm(const PassItemState& item, const std::byte* x,
+                              const std::byte* weight, std::byte* y) {
+  kernels::RmsNormForwardArgs args;
+  args.x = x;
+  args.weight = reinterpret_cast<const uint16_t*>(weight);
+  args.y = y;
+  args.rstd = nullptr;
+  args.T = item.T;
+  args.H = env_.spec.hidden;
+  args.eps = static_cast<float>(env_.spec.rms_eps);
+  args.weight_offset = static_cast<float>(env_.spec.norm_offset);
+  args.accumulate = true;
+  env_.backend->RmsNormForward(args);
+}
+
+// Rows of the bucket's tail stay zero: no bias there.
+void DecoderLayer::Bias(const PassItemState& item, int64_t layer, const std::byte* slab,
+                        Group group, std::byte* y, int64_t ldy) {
+  const int64_t offset = env_.layout(layer).bias_offset[static_cast<int>(group)];
+  if (offset < 0) return;
+  env_.backend->AddBias({y, reinterpret_cast<const uint16_t*>(slab + offset), item.batch.tokens,
+                         MakeGroupShape(env_.spec, group).rows, ldy});
+}
+
+void DecoderLayer::HeadNorms(const PassItemState& item, int64_t layer, const std::byte* slab,
+                             const LayerActivations& a) {
+  const ModelSpec& m = env_.spec;
+  if (!m.qk_norm) return;
+  const LayerLayout& layout = env_.layout(layer);
+  kernels::HeadNormForwardArgs args;
+  args.T = item.T;
+  args.D = m.head_dim;
+  args.row_stride = m.qkv_row();
+  args.eps = static_cast<float>(m.rms_eps);
+  args.weight_offset = static_cast<float>(m.norm_offset);
+  args.x = a.qkv;
+  args.saved = At(a.qkv, m.qkv_width(), env_.act_bytes);
+  args.weight = reinterpret_cast<const uint16_t*>(slab + layout.q_norm_offset);
+  args.heads = m.heads;
+  env_.backend->HeadNormForward(args);
+  args.x = At(a.qkv, m.q_width(), env_.act_bytes);
+  args.saved = At(a.qkv, m.qkv_width() + m.q_width(), env_.act_bytes);
+  args.weight = reinterpret_cast<const uint16_t*>(slab + layout.k_norm_offset);
+  args.heads = m.kv_heads;
+  env_.backend->HeadNormForward(args);
+}
+
+// Query and key heads lie side by side. One call, or, where the table depends on a sequence's
+// length, one a run of sequences that share it.
+void DecoderLayer::Rope(const PassItemState& item, int64_t layer, std::byte* x, int64_t row_stride,
+                        bool inverse) {
+  const ModelSpec& m = env_.spec;
+  const auto rope = [&](int64_t begin, int64_t end, int64_t length) {
+    const RopeUse use = RopeFor(m, layer, length);
+    env_.backend->Rope({At(x, begin * row_stride, env_.act_bytes), item.positions + begin,
+                        env_.inverse_frequencies + use.offset, end - begin, m.heads + m.kv_heads,
+                        m.head_dim, row_stride, inverse, m.rotary(), use.scale});
+  };
+  const int64_t limit = RopeLengthLimit(m, layer);
+  if (limit == 0) {
+    rope(0, item.T, 0);
+    return;
+  }
+  const std::vector<int32_t>& cu = item.batch.cu_seqlens;
+  for (size_t first = 0, s = 0; s + 1 < cu.size(); ++s) {
+    const int64_t length = cu[s + 1] - cu[s];
+    const bool last = s + 2 == cu.size();
+    if (!last && (cu[s + 2] - cu[s + 1] > limit) == (length > limit)) continue;
+    rope(cu[first], cu[s + 1], length);
+    first = s + 1;
+  }
+}
+
+// norm, q k v with bias and LoRA, norms of q and k, rope, attention.
 void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte* slab,
                        const GroupWeight& w, const LayerActivations& a) {
   const ModelSpec& m = env_.spec;
-  const int64_t act = env_.act_bytes, nq = m.qkv_width();
-  Norm(item, item.input, slab + env_.layout.input_norm_offset);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, nq, nullptr);
+  const int64_t act = env_.act_bytes, row = m.qkv_row();
+  Norm(item, item.input, slab + env_.layout(layer).input_norm_offset);
+  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, nullptr);
+  Bias(item, layer, slab, Group::kQkv, a.qkv, row);
   LoraForward(env_, item, layer, Group::kQkv, scratch_.hidden, LowRank(item, Group::kQkv, a), a.qkv,
-              nq, scratch_.lora);
-  // Query and key heads lie side by side.
-  env_.backend->Rope({a.qkv, item.positions, env_.inverse_frequencies, item.T, m.heads + m.kv_heads,
-                      m.head_dim, nq, false});
+              row, scratch_.lora);
+  HeadNorms(item, layer, slab, a);
+  Rope(item, layer, a.qkv, row, false);
   kernels::AttentionForwardArgs args;
   args.q = a.qkv;
   args.k = At(a.qkv, m.q_width(), act);
   args.v = At(a.qkv, m.q_width() + m.kv_width(), act);
-  args.row_stride = nq;
+  args.row_stride = row;
   args.out = a.attention;
   args.lse = a.lse;
   args.cu_seqlens = item.batch.cu_seqlens.data();
@@ -208,37 +285,53 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   args.Hq = m.heads;
   args.Hkv = m.kv_heads;
   args.D = m.head_dim;
-  args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim)));
+  args.scale = static_cast<float>(m.attention_scale());
+  args.window = m.kind(layer).window;
+  args.soft_cap = static_cast<float>(m.attention_soft_cap);
   env_.backend->AttentionForward(args);
 }
 
-// middle = x + attention Wo^T.
-void DecoderLayer::Output(const PassItemState& item, int64_t layer, const GroupWeight& w,
-                          const LayerActivations& a) {
+// middle = x + attention Wo^T, normed first where the family does.
+void DecoderLayer::Output(const PassItemState& item, int64_t layer, const std::byte* slab,
+                          const GroupWeight& w, const LayerActivations& a) {
   const int64_t h = env_.spec.hidden;
-  LinearForward(env_, a.attention, item.T, w, a.middle, h, item.input);
-  LoraForward(env_, item, layer, Group::kO, a.attention, LowRank(item, Group::kO, a), a.middle, h,
+  const bool normed = env_.spec.post_norms;
+  std::byte* out = normed ? a.attention_out : a.middle;
+  LinearForward(env_, a.attention, item.T, w, out, h, normed ? nullptr : item.input);
+  Bias(item, layer, slab, Group::kO, out, h);
+  LoraForward(env_, item, layer, Group::kO, a.attention, LowRank(item, Group::kO, a), out, h,
               scratch_.lora);
+  if (!normed) return;
+  env_.backend->CopyOnDevice(a.middle, item.input, item.T * h * env_.act_bytes);
+  OutputNorm(item, out, slab + env_.layout(layer).attention_out_norm_offset, a.middle);
 }
 
-// norm, gate and up with LoRA. Leaves h2 in scratch_.hidden.
+// norm, gate and up with bias and LoRA. Leaves h2 in scratch_.hidden.
 void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
                           const GroupWeight& w, const LayerActivations& a) {
   const int64_t width = 2 * env_.spec.intermediate;
-  Norm(item, a.middle, slab + env_.layout.post_attention_norm_offset);
+  Norm(item, a.middle, slab + env_.layout(layer).post_attention_norm_offset);
   LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width, nullptr);
+  Bias(item, layer, slab, Group::kGateUp, a.gate_up, width);
   LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
               a.gate_up, width, scratch_.lora);
 }
 
-// x' = middle + act Wd^T, act in item.work.
-void DecoderLayer::Down(const PassItemState& item, int64_t layer, const GroupWeight& w,
-                        const LayerActivations& a) {
+// x' = middle + act Wd^T, act in item.work; normed first where the family does.
+void DecoderLayer::Down(const PassItemState& item, int64_t layer, const std::byte* slab,
+                        const GroupWeight& w, const LayerActivations& a) {
   const int64_t h = env_.spec.hidden;
-  std::byte* out = item.output;
-  LinearForward(env_, item.work, item.T, w, out, h, a.middle);
+  const bool normed = env_.spec.post_norms;
+  std::byte* out = normed ? At(item.output, item.T * h, env_.act_bytes) : item.output;
+  LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : a.middle);
+  Bias(item, layer, slab, Group::kDown, out, h);
   LoraForward(env_, item, layer, Group::kDown, item.work, LowRank(item, Group::kDown, a), out, h,
               scratch_.lora);
+  if (!normed) return;
+  if (a.middle != item.output) {
+    env_.backend->CopyOnDevice(item.output, a.middle, item.T * h * env_.act_bytes);
+  }
+  OutputNorm(item, out, slab + env_.layout(layer).mlp_out_norm_offset, item.output);
 }
 
 }  // namespace soup::engine

@@ -2,7 +2,9 @@
 //
 //   h1 = norm(x); qkv = h1 Wqkv^T; rope(q, k); att = attention(q, k, v)
 //   m = x + att Wo^T; h2 = norm(m); gu = h2 Wgu^T; act = silu(gate) * up; x' = m + act Wd^T
-// with LoRA on any of the seven linears.
+// with LoRA on any linear, and what the model's spec adds (engine/model/model_spec.h): biases,
+// norms of q and k, norms of attention's and the MLP's outputs before the residual, a window, a
+// soft cap.
 //
 // Group-major inside a visit: each group's weight operand is made once, then every item runs its
 // own GEMM. The backward never runs the down projection again: d act = g Wd comes first, then gate
@@ -86,14 +88,29 @@ class DecoderLayer {
 
   void Norm(const PassItemState& item, const std::byte* x, const std::byte* weight);
   void NormBackward(const PassItemState& item, const std::byte* x, const std::byte* weight);
+  // y += norm(x), and dx from item.grad: the norm of an output, before the residual.
+  void OutputNorm(const PassItemState& item, const std::byte* x, const std::byte* weight,
+                  std::byte* y);
+  void OutputNormBackward(const PassItemState& item, const std::byte* x, const std::byte* weight,
+                          std::byte* dx);
+  // A group's biases on its output y, whose rows are `ldy` apart.
+  void Bias(const PassItemState& item, int64_t layer, const std::byte* slab, Group group,
+            std::byte* y, int64_t ldy);
+  // The norms of q and k (forward: in the q k v rows), and rope on both.
+  void HeadNorms(const PassItemState& item, int64_t layer, const std::byte* slab,
+                 const LayerActivations& a);
+  void HeadNormsBackward(const PassItemState& item, int64_t layer, const std::byte* slab,
+                         const LayerActivations& a, std::byte* d_qkv);
+  void Rope(const PassItemState& item, int64_t layer, std::byte* x, int64_t row_stride,
+            bool inverse);
   // The four parts of a forward; `a` says where results go.
   void Qkv(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
            const LayerActivations& a);
-  void Output(const PassItemState& item, int64_t layer, const GroupWeight& w,
+  void Output(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
               const LayerActivations& a);
   void GateUp(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
               const LayerActivations& a);
-  void Down(const PassItemState& item, int64_t layer, const GroupWeight& w,
+  void Down(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
             const LayerActivations& a);
 
   absl::Status ForwardAttention(int64_t layer, const std::byte* slab);
@@ -103,8 +120,8 @@ class DecoderLayer {
   void BackwardGateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
                       const GroupWeight& w, const LayerActivations& mlp_again, std::byte* act);
   absl::Status BackwardAttention(int64_t layer, const std::byte* slab);
-  void BackwardOutput(const PassItemState& item, int64_t layer, const GroupWeight& w,
-                      const LayerActivations& a);
+  void BackwardOutput(const PassItemState& item, int64_t layer, const std::byte* slab,
+                      const GroupWeight& w, const LayerActivations& a);
   void BackwardQkv(const PassItemState& item, int64_t layer, const std::byte* slab,
                    const GroupWeight& w, const LayerActivations& a, std::byte* d_qkv, float* delta);
   // What the backward of the visit reads: attention kept or made again, the MLP where kept.

@@ -58,21 +58,25 @@ void DecoderLayer::RecomputeAttention(int64_t layer, const std::byte* slab) {
     return item.train && !item.kept.has_attention();
   };
   if (std::none_of(items_.begin(), items_.end(), again)) return;
-  GroupWeight w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
+  GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kQkv, weight_scratch_);
   for (const PassItemState& item : items_) {
     if (again(item)) Qkv(item, layer, slab, w, item.again);
   }
-  w = MakeGroupWeight(env_, slab, Group::kO, weight_scratch_);
+  w = MakeGroupWeight(env_, layer, slab, Group::kO, weight_scratch_);
   for (const PassItemState& item : items_) {
-    if (again(item)) Output(item, layer, w, item.again);
+    if (again(item)) Output(item, layer, slab, w, item.again);
   }
 }
 
 absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
   const ModelSpec& m = env_.spec;
-  GroupWeight w = MakeGroupWeight(env_, slab, Group::kDown, weight_scratch_);
+  GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kDown, weight_scratch_);
+  const std::byte* out_norm = slab + env_.layout(layer).mlp_out_norm_offset;
   for (const PassItemState& item : items_) {
-    if (item.train) LinearBackward(env_, item.grad, item.T, w, item.back_work);  // d act
+    if (!item.train) continue;
+    if (m.post_norms) OutputNormBackward(item, item.mlp_out, out_norm, scratch_.d_hidden);
+    LinearBackward(env_, m.post_norms ? scratch_.d_hidden : item.grad, item.T, w,
+                   item.back_work);  // d act
   }
   std::vector<ArenaBuffer> owners;
   LayerActivations mlp_again;
@@ -87,7 +91,7 @@ absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
   SOUP_ASSIGN_OR_RETURN(
       std::byte * act,
       TakeShared(owners, kBackwardAct, largest_.down_tokens * m.intermediate, env_.act_bytes));
-  w = MakeGroupWeight(env_, slab, Group::kGateUp, weight_scratch_);
+  w = MakeGroupWeight(env_, layer, slab, Group::kGateUp, weight_scratch_);
   for (const PassItemState& item : items_) {
     if (item.train) BackwardGateUp(item, layer, slab, w, mlp_again, act);
   }
@@ -101,7 +105,9 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
   const int64_t inner = env_.spec.intermediate, h = env_.spec.hidden;
   LayerActivations a = BackwardActivations(item);
   const bool kept = a.has_mlp();
-  const std::byte* norm = slab + env_.layout.post_attention_norm_offset;
+  const LayerLayout& layout = env_.layout(layer);
+  const std::byte* norm = slab + layout.post_attention_norm_offset;
+  const kernels::GateActivation gate = GateOf(env_.spec);
   if (kept) {
     Norm(item, a.middle, norm);  // h2
   } else {
@@ -111,12 +117,16 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
   }
   if (item.lora->adapts(Group::kDown)) {
     std::byte* u = LowRank(item, Group::kDown, a);
-    env_.backend->SwigluForward({a.gate_up, act, item.T, inner});
+    env_.backend->SwigluForward({a.gate_up, act, item.T, inner, gate});
     if (!kept) LoraLowRank(env_, item, layer, Group::kDown, act, u, scratch_.lora);
-    LoraBackward(env_, item, layer, Group::kDown, item.grad, h, act, u, item.back_work,
-                 scratch_.lora);
+    const bool normed = env_.spec.post_norms;
+    if (normed) {
+      OutputNormBackward(item, item.mlp_out, slab + layout.mlp_out_norm_offset, scratch_.d_hidden);
+    }
+    LoraBackward(env_, item, layer, Group::kDown, normed ? scratch_.d_hidden : item.grad, h, act, u,
+                 item.back_work, scratch_.lora);
   }
-  env_.backend->SwigluBackward({a.gate_up, item.back_work, a.gate_up, item.T, inner});
+  env_.backend->SwigluBackward({a.gate_up, item.back_work, a.gate_up, item.T, inner, gate});
   LinearBackward(env_, a.gate_up, item.T, w, scratch_.d_hidden);
   LoraBackward(env_, item, layer, Group::kGateUp, a.gate_up, 2 * inner, scratch_.hidden,
                LowRank(item, Group::kGateUp, a), scratch_.d_hidden, scratch_.lora);
@@ -125,9 +135,9 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
 
 absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* slab) {
   const ModelSpec& m = env_.spec;
-  GroupWeight w = MakeGroupWeight(env_, slab, Group::kO, weight_scratch_);
+  GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kO, weight_scratch_);
   for (const PassItemState& item : items_) {
-    if (item.train) BackwardOutput(item, layer, w, BackwardActivations(item));
+    if (item.train) BackwardOutput(item, layer, slab, w, BackwardActivations(item));
   }
   std::vector<ArenaBuffer> owners;
   const bool act_is_bf16 = env_.act_bytes == DTypeBytes(DType::kBF16);
@@ -146,7 +156,7 @@ absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* sla
     scratch_.partials = reinterpret_cast<float*>(partials);
   }
   // Layer 0's input is the embedding, which is frozen: its gradient is not made.
-  if (layer > 0) w = MakeGroupWeight(env_, slab, Group::kQkv, weight_scratch_);
+  if (layer > 0) w = MakeGroupWeight(env_, layer, slab, Group::kQkv, weight_scratch_);
   for (const PassItemState& item : items_) {
     if (item.train) {
       BackwardQkv(item, layer, slab, w, BackwardActivations(item), d_qkv,
@@ -157,11 +167,42 @@ absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* sla
 }
 
 // d attention into item.back_work.
-void DecoderLayer::BackwardOutput(const PassItemState& item, int64_t layer, const GroupWeight& w,
-                                  const LayerActivations& a) {
-  LinearBackward(env_, item.grad, item.T, w, item.back_work);
-  LoraBackward(env_, item, layer, Group::kO, item.grad, env_.spec.hidden, a.attention,
+void DecoderLayer::BackwardOutput(const PassItemState& item, int64_t layer, const std::byte* slab,
+                                  const GroupWeight& w, const LayerActivations& a) {
+  const std::byte* dy = item.grad;
+  if (env_.spec.post_norms) {
+    OutputNormBackward(item, a.attention_out, slab + env_.layout(layer).attention_out_norm_offset,
+                       scratch_.d_hidden);
+    dy = scratch_.d_hidden;
+  }
+  LinearBackward(env_, dy, item.T, w, item.back_work);
+  LoraBackward(env_, item, layer, Group::kO, dy, env_.spec.hidden, a.attention,
                LowRank(item, Group::kO, a), item.back_work, scratch_.lora);
+}
+
+void DecoderLayer::HeadNormsBackward(const PassItemState& item, int64_t layer,
+                                     const std::byte* slab, const LayerActivations& a,
+                                     std::byte* d_qkv) {
+  const ModelSpec& m = env_.spec;
+  if (!m.qk_norm) return;
+  const LayerLayout& layout = env_.layout(layer);
+  kernels::HeadNormBackwardArgs args;
+  args.T = item.T;
+  args.D = m.head_dim;
+  args.row_stride = m.qkv_row();
+  args.grad_row_stride = m.qkv_width();
+  args.eps = static_cast<float>(m.rms_eps);
+  args.weight_offset = static_cast<float>(m.norm_offset);
+  args.dx = d_qkv;
+  args.x = At(a.qkv, m.qkv_width(), env_.act_bytes);
+  args.weight = reinterpret_cast<const uint16_t*>(slab + layout.q_norm_offset);
+  args.heads = m.heads;
+  env_.backend->HeadNormBackward(args);
+  args.dx = At(d_qkv, m.q_width(), env_.act_bytes);
+  args.x = At(a.qkv, m.qkv_width() + m.q_width(), env_.act_bytes);
+  args.weight = reinterpret_cast<const uint16_t*>(slab + layout.k_norm_offset);
+  args.heads = m.kv_heads;
+  env_.backend->HeadNormBackward(args);
 }
 
 // From d attention in item.back_work to the gradient of the layer's input in item.grad.
@@ -175,7 +216,7 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   args.q = a.qkv;
   args.k = At(a.qkv, k_column, act);
   args.v = At(a.qkv, v_column, act);
-  args.row_stride = nq;
+  args.row_stride = m.qkv_row();
   args.out = a.attention;
   args.dout = item.back_work;
   args.lse = a.lse;
@@ -190,18 +231,20 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   args.Hq = m.heads;
   args.Hkv = m.kv_heads;
   args.D = m.head_dim;
-  args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim)));
+  args.scale = static_cast<float>(m.attention_scale());
+  args.window = m.kind(layer).window;
+  args.soft_cap = static_cast<float>(m.attention_soft_cap);
   AttentionScratch scratch;
   scratch.partials = scratch_.partials;
   if (scratch.partials != nullptr) {
     scratch.most_split = AttentionSplitPlanned(item.T, m.heads, m.kv_heads);
   }
   env_.backend->AttentionBackward(args, scratch);
-  env_.backend->Rope({d_qkv, item.positions, env_.inverse_frequencies, item.T, m.heads + m.kv_heads,
-                      m.head_dim, nq, true});
+  Rope(item, layer, d_qkv, nq, true);
+  HeadNormsBackward(item, layer, slab, a, d_qkv);
 
   const std::byte* x = item.input;
-  const std::byte* norm = slab + env_.layout.input_norm_offset;
+  const std::byte* norm = slab + env_.layout(layer).input_norm_offset;
   Norm(item, x, norm);  // h1
   std::byte* d_hidden = layer > 0 ? scratch_.d_hidden : nullptr;
   if (layer > 0) LinearBackward(env_, d_qkv, item.T, w, d_hidden);
@@ -222,6 +265,23 @@ void DecoderLayer::NormBackward(const PassItemState& item, const std::byte* x,
   args.T = item.T;
   args.H = env_.spec.hidden;
   args.accumulate = true;
+  args.weight_offset = static_cast<float>(env_.spec.norm_offset);
+  env_.backend->RmsNormBackward(args);
+}
+
+void DecoderLayer::OutputNormBackward(const PassItemState& item, const std::byte* x,
+                                      const std::byte* weight, std::byte* dx) {
+  kernels::RmsNormBackwardArgs args;
+  args.dy = item.grad;
+  args.x = x;
+  args.weight = reinterpret_cast<const uint16_t*>(weight);
+  args.rstd = nullptr;
+  args.dx = dx;
+  args.T = item.T;
+  args.H = env_.spec.hidden;
+  args.accumulate = false;
+  args.weight_offset = static_cast<float>(env_.spec.norm_offset);
+  args.eps = static_cast<float>(env_.spec.rms_eps);
   env_.backend->RmsNormBackward(args);
 }
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "engine/base/status_macros.h"
+#include "engine/model/rope_table.h"
 #include "engine/plan/pass_buffers.h"
 
 namespace soup::engine {
@@ -148,7 +149,7 @@ absl::Status DeviceMemory::LoadGlobals() {
       backend_->CopyToDeviceAsync(norm, base_.globals().data() + globals.final_norm_offset,
                                   base_.spec.hidden * kBf16Bytes, backend_->compute_stream()));
   final_norm_ = norm;
-  const std::vector<float> frequencies = RopeInverseFrequencies(base_.spec);
+  const std::vector<float> frequencies = RopeTables(base_.spec);
   SOUP_ASSIGN_OR_RETURN(inverse_frequencies_, TakeFloats(kInverseFrequencyBuffer, frequencies));
   SOUP_ASSIGN_OR_RETURN(std::byte * sum, Take(kSumSquaresBuffer));
   sum_squares_ = reinterpret_cast<double*>(sum);

@@ -36,11 +36,12 @@ GroupWeight MakeBf16Weight(const PassEnv& env, const std::byte* bf16, int64_t ro
   return w;
 }
 
-GroupWeight MakeGroupWeight(const PassEnv& env, const std::byte* slab, Group group, void* scratch) {
+GroupWeight MakeGroupWeight(const PassEnv& env, int64_t layer, const std::byte* slab, Group group,
+                            void* scratch) {
   const GroupShape shape = MakeGroupShape(env.spec, group);
   const std::byte* bf16 = nullptr;
-  for (const MatrixLayout& m : env.layout.matrices) {
-    if (m.group != group) continue;
+  for (const MatrixLayout& m : env.layout(layer).matrices) {
+    if (m.rows == 0 || m.group != group) continue;
     if (env.format != BaseFormat::kBf16) {
       Dequantise(env, slab, m, At(scratch, m.group_row * m.cols, env.wt_bytes));
     } else if (m.group_row == 0) {

@@ -17,8 +17,9 @@ struct GroupWeight {
   int64_t cols = 0;
 };
 
-// `slab`: a layer on the device. `scratch`: wt, as large as the largest group.
-GroupWeight MakeGroupWeight(const PassEnv& env, const std::byte* slab, Group group, void* scratch);
+// `slab`: the layer on the device. `scratch`: wt, as large as the largest group.
+GroupWeight MakeGroupWeight(const PassEnv& env, int64_t layer, const std::byte* slab, Group group,
+                            void* scratch);
 
 // `rows` x `cols` of bf16 as a weight operand (the head's slices).
 GroupWeight MakeBf16Weight(const PassEnv& env, const std::byte* bf16, int64_t rows, int64_t cols,

@@ -54,7 +54,8 @@ absl::Status Loss::Run(const LogitsHook& hook) {
     Gather(item, gathered.data());
     env_.backend->RmsNormForward({gathered.data(), reinterpret_cast<const uint16_t*>(final_norm_),
                                   rows_[i].hidden, rows_[i].rstd, item.supervised(),
-                                  env_.spec.hidden, static_cast<float>(env_.spec.rms_eps)});
+                                  env_.spec.hidden, static_cast<float>(env_.spec.rms_eps),
+                                  static_cast<float>(env_.spec.norm_offset)});
     ZeroTail(item, rows_[i]);
   }
   {
@@ -111,7 +112,8 @@ absl::Status Loss::Slice(int32_t slice, float* logits, const LogitsHook& hook) {
     env_.backend->Gemm(g);
     if (hook) SOUP_RETURN_IF_ERROR(hook({item.index, n, first, columns, logits}));
     env_.backend->LossSlice({logits, item.targets, rows.max, rows.sum, rows.target_logit, rows.grad,
-                             n, h, first, columns, slice == 0, item.train});
+                             n, h, first, columns, slice == 0, item.train,
+                             static_cast<float>(env_.spec.final_soft_cap)});
     if (!item.train) continue;
     g.transpose_b = false;  // grad [head rows, H] += p [head rows, columns] W
     g.N = h;
@@ -137,7 +139,8 @@ absl::Status Loss::Finish(PassItemState& item, Rows& rows, std::byte* gathered) 
     return absl::OkStatus();
   }
   env_.backend->LossFinish({rows.max, rows.sum, rows.target_logit, rows.grad, rows.target,
-                            rows.loss, item.train ? rows.hidden : nullptr, n, h, item.loss_scale});
+                            rows.loss, item.train ? rows.hidden : nullptr, n, h, item.loss_scale,
+                            static_cast<float>(env_.spec.final_soft_cap)});
   SOUP_RETURN_IF_ERROR(
       env_.backend->CopyToHostAsync(item.row_loss.data(), rows.loss, n * kF32Bytes));
   if (!item.train) return absl::OkStatus();
@@ -151,6 +154,7 @@ absl::Status Loss::Finish(PassItemState& item, Rows& rows, std::byte* gathered) 
   norm.T = n;
   norm.H = h;
   norm.accumulate = false;
+  norm.weight_offset = static_cast<float>(env_.spec.norm_offset);
   env_.backend->RmsNormBackward(norm);
   env_.backend->ScatterActRows({rows.grad, item.rows, item.grad, n, item.T, h});
   return absl::OkStatus();

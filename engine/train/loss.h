@@ -19,8 +19,8 @@
 
 namespace soup::engine {
 
-// Sees a slice of an item's logits, fp32 [rows, slice rows] on the device, before they are
-// consumed.
+// Sees a slice of an item's logits, fp32 [rows, slice rows] on the device, before they are consumed
+// (and before the soft cap of a family that has one).
 struct LogitsSlice {
   int32_t item = 0;  // index in the pass
   int64_t rows = 0;

@@ -104,7 +104,7 @@ class Runner {
     item.cu_seqlens = item.ids + 4 * t;
     const KeptMemory memory = {env_.backend, env_.arena, env_.host_arena};
     const std::string boundaries = ItemBuffer(item.index, kItemBoundaries);
-    const int64_t bytes = t * m.hidden * env_.act_bytes;
+    const int64_t bytes = t * m.hidden * m.state_planes() * env_.act_bytes;
     if (!item.train) {
       SOUP_ASSIGN_OR_RETURN(item.boundaries, Boundaries::InTurns(memory, boundaries, bytes));
       return absl::OkStatus();
@@ -145,6 +145,9 @@ class Runner {
     item.output = x;
     env_.backend->GatherRows(
         {reinterpret_cast<const uint16_t*>(inputs_.embedding), item.ids, x, n, h});
+    if (env_.spec.embedding_scale != 1) {
+      env_.backend->Axpy({x, x, n * h, static_cast<float>(env_.spec.embedding_scale), false});
+    }
     if (n < item.T) {
       env_.backend->FillZero(At(x, n * h, env_.act_bytes), (item.T - n) * h * env_.act_bytes);
     }
@@ -154,9 +157,8 @@ class Runner {
   absl::StatusOr<ArenaBuffer> TakeWeightScratch() {
     const bool bf16_operand = env_.wt_bytes == DTypeBytes(DType::kBF16);
     int64_t elements = bf16_operand ? 0 : inputs_.head_slice_rows * env_.spec.hidden;
-    for (int g = 0; g < kGroups && !(bf16_operand && env_.format == BaseFormat::kBf16); ++g) {
-      const GroupShape shape = MakeGroupShape(env_.spec, static_cast<Group>(g));
-      elements = std::max(elements, shape.rows * shape.cols);
+    if (!bf16_operand || env_.format != BaseFormat::kBf16) {
+      elements = std::max(elements, LargestGroupElements(env_.spec));
     }
     return env_.arena->Take(kWeightScratch, elements * env_.wt_bytes);
   }
@@ -169,8 +171,23 @@ class Runner {
                                              item.T * env_.spec.hidden * env_.act_bytes));
       item.grad = buffer.data();
       grads.push_back(std::move(buffer));
+      if (!env_.spec.post_norms) continue;
+      SOUP_ASSIGN_OR_RETURN(ArenaBuffer out,
+                            env_.arena->Take(ItemBuffer(item.index, kItemMlpOut),
+                                             item.T * env_.spec.hidden * env_.act_bytes));
+      item.mlp_out = out.data();
+      grads.push_back(std::move(out));
     }
     return absl::OkStatus();
+  }
+
+  // Behind a layer's input lies what the MLP of the layer before it gave, before its norm: that
+  // layer's backward reads it, when the block is gone.
+  void CarryMlpOut(PassItemState& item, const std::byte* boundary) {
+    if (!env_.spec.post_norms) return;
+    const int64_t elements = item.T * env_.spec.hidden;
+    env_.backend->CopyOnDevice(item.mlp_out, At(boundary, elements, env_.act_bytes),
+                               elements * env_.act_bytes);
   }
 
   // One visit of the schedule.
@@ -232,6 +249,7 @@ class Runner {
       if (!item.train) continue;
       SOUP_ASSIGN_OR_RETURN(item.last,
                             item.boundaries.Read(static_cast<int32_t>(env_.spec.layers)));
+      CarryMlpOut(item, item.last);
     }
     return absl::OkStatus();
   }
@@ -273,6 +291,7 @@ class Runner {
         }));
     for (PassItemState& item : items_) {
       if (!item.train) continue;
+      if (l > 0) CarryMlpOut(item, item.input);
       SOUP_RETURN_IF_ERROR(item.boundaries.Done(l));
       SOUP_RETURN_IF_ERROR(item.kept_attention.Done(l));
       SOUP_RETURN_IF_ERROR(item.kept_mlp.Done(l));

@@ -32,6 +32,9 @@ void SetAttention(const PassEnv& env, const PassItemState& item, std::byte* bloc
   a->attention = block + at.attention;
   a->lse = reinterpret_cast<float*>(block + at.lse);
   a->middle = block + at.middle;
+  if (env.spec.post_norms) {
+    a->attention_out = a->middle + item.T * env.spec.hidden * env.act_bytes;
+  }
   a->low_rank = block + at.low_rank;
 }
 

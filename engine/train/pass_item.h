@@ -29,12 +29,20 @@ struct PassEnv {
   Arena* host_arena = nullptr;  // null: the pass keeps nothing in host memory
   ModelSpec spec;
   BaseFormat format = BaseFormat::kBf16;
-  LayerLayout layout;
+  // Of layers with a dense MLP, and of those with experts.
+  std::array<LayerLayout, 2> layouts;
   int64_t act_bytes = 4;                       // of kernels/ops.h's act
   int64_t wt_bytes = 4;                        // and wt
-  const float* inverse_frequencies = nullptr;  // device, fp32 [D / 2]
+  const float* inverse_frequencies = nullptr;  // device, fp32: RopeTables of the spec
   std::atomic<int64_t>* progress = nullptr;    // grows with every large product
+
+  const LayerLayout& layout(int64_t layer) const { return layouts[spec.kind(layer).sparse]; }
 };
+
+inline kernels::GateActivation GateOf(const ModelSpec& spec) {
+  return spec.activation == Activation::kGeluTanh ? kernels::GateActivation::kGeluTanh
+                                                  : kernels::GateActivation::kSilu;
+}
 
 inline std::byte* At(void* base, int64_t elements, int64_t element_bytes) {
   return static_cast<std::byte*>(base) + elements * element_bytes;
@@ -76,11 +84,12 @@ struct LoraOnDevice {
 // Each class (engine/plan/placement.h) is there whole or not at all.
 struct LayerActivations {
   // attention
-  std::byte* qkv = nullptr;        // act [T, NQ], rotated
-  std::byte* attention = nullptr;  // act [T, Q]
-  float* lse = nullptr;            // [T, Hq]
-  std::byte* middle = nullptr;     // act [T, H]: x + attention's output
-  std::byte* low_rank = nullptr;   // act [attention targets, T, r]: x A^T, a group's side by side
+  std::byte* qkv = nullptr;            // act [T, qkv_row()], rotated
+  std::byte* attention = nullptr;      // act [T, Q]
+  float* lse = nullptr;                // [T, Hq]
+  std::byte* middle = nullptr;         // act [T, H]: x + attention's output
+  std::byte* attention_out = nullptr;  // act [T, H]: attention's output before its norm, if any
+  std::byte* low_rank = nullptr;  // act [attention targets, T, r]: x A^T, a group's side by side
   // mlp
   std::byte* gate_up = nullptr;       // act [T, 2 I]
   std::byte* mlp_low_rank = nullptr;  // act [MLP targets, T, r]
@@ -116,14 +125,16 @@ struct PassItemState {
 
   // Of the visit under way.
   const std::byte* input = nullptr;  // act [T, H]: the layer's input
-  std::byte* output = nullptr;       // forward: act [T, H]: the next one's
-  LayerActivations kept;             // what the layer keeps: written in the forward, then read
+  // Forward: act [T, H]: the next one's; then, where outputs are normed, the MLP's before its norm.
+  std::byte* output = nullptr;
+  LayerActivations kept;  // what the layer keeps: written in the forward, then read
 
   const std::byte* last = nullptr;  // loss: act [T, H]: the last layer's output
   std::byte* work = nullptr;        // forward: act [T, max(Q, I)]
   std::byte* grad = nullptr;        // loss, backward: act [T, H]
-  std::byte* back_work = nullptr;   // backward: act [T, max(Q, I)]
-  LayerActivations again;           // backward: attention, where a band's layers make it again
+  std::byte* mlp_out = nullptr;    // backward: act [T, H]: the MLP's output before its norm, if any
+  std::byte* back_work = nullptr;  // backward: act [T, max(Q, I)]
+  LayerActivations again;          // backward: attention, where a band's layers make it again
 
   // Result of the loss, host.
   std::vector<float> row_loss;  // [supervised]

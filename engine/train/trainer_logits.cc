@@ -1,5 +1,6 @@
 // Logits of every row of a micro-batch, for checkers: a score pass whose head is overheard.
 #include <algorithm>
+#include <cmath>
 
 #include "absl/time/time.h"
 #include "engine/base/status_macros.h"
@@ -47,6 +48,9 @@ absl::StatusOr<std::vector<float>> Trainer::Logits(const std::string& job_id,
     SOUP_RETURN_IF_ERROR(
         rep_->backend->CopyToHostAsync(slice.data(), s.logits, s.rows * s.columns * kF32Bytes));
     SOUP_RETURN_IF_ERROR(rep_->backend->Synchronize(kWait));
+    if (const double cap = rep_->base.spec.final_soft_cap; cap > 0) {
+      for (float& x : slice) x = static_cast<float>(cap * std::tanh(static_cast<double>(x) / cap));
+    }
     for (int64_t r = 0; r < s.rows; ++r) {
       std::copy_n(slice.data() + r * s.columns, s.columns,
                   logits.data() + r * vocab + s.first_column);

@@ -78,7 +78,9 @@ PassEnv Trainer::Rep::Env() {
   env.host_arena = memory.host_arena();
   env.spec = base.spec;
   env.format = base.format;
-  env.layout = MakeLayerLayout(base.spec, base.format);
+  for (int64_t l = 0; l < base.spec.layers; ++l) {
+    env.layouts[base.spec.kind(l).sparse] = MakeLayerLayout(base.spec, base.format, l);
+  }
   env.act_bytes = DTypeBytes(backend->activation_type());
   env.wt_bytes = DTypeBytes(backend->weight_type());
   env.inverse_frequencies = memory.inverse_frequencies();

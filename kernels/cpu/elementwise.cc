@@ -26,6 +26,12 @@ void SwigluBackward(const SwigluBackwardArgs& args, CpuContext& ctx) {
   });
 }
 
+void AddBias(const AddBiasArgs& args, CpuContext& ctx) {
+  ctx.ParallelRange(args.T, RowsPerPart(args.N), [&](int64_t begin, int64_t end, int) {
+    ctx.simd().add_bias(args, begin, end);
+  });
+}
+
 void Axpy(const AxpyArgs& args, CpuContext& ctx) {
   ctx.ParallelRange(args.n, kElementsPerPart,
                     [&](int64_t begin, int64_t end, int) { ctx.simd().axpy(args, begin, end); });

@@ -11,6 +11,7 @@ namespace soup::kernels::cpu {
 void Widen(const WidenArgs& args, CpuContext& ctx);
 void SwigluForward(const SwigluForwardArgs& args, CpuContext& ctx);
 void SwigluBackward(const SwigluBackwardArgs& args, CpuContext& ctx);
+void AddBias(const AddBiasArgs& args, CpuContext& ctx);
 void Axpy(const AxpyArgs& args, CpuContext& ctx);
 // p in [0, 1).
 void Dropout(const DropoutArgs& args, CpuContext& ctx);

@@ -17,4 +17,16 @@ void RmsNormBackward(const RmsNormBackwardArgs& args, CpuContext& ctx) {
   });
 }
 
+void HeadNormForward(const HeadNormForwardArgs& args, CpuContext& ctx) {
+  ctx.ParallelRange(args.T, RowsPerPart(args.heads * args.D), [&](int64_t begin, int64_t end, int) {
+    ctx.simd().head_norm_forward(args, begin, end);
+  });
+}
+
+void HeadNormBackward(const HeadNormBackwardArgs& args, CpuContext& ctx) {
+  ctx.ParallelRange(args.T, RowsPerPart(args.heads * args.D), [&](int64_t begin, int64_t end, int) {
+    ctx.simd().head_norm_backward(args, begin, end);
+  });
+}
+
 }  // namespace soup::kernels::cpu

@@ -10,6 +10,8 @@ namespace soup::kernels::cpu {
 
 void RmsNormForward(const RmsNormForwardArgs& args, CpuContext& ctx);
 void RmsNormBackward(const RmsNormBackwardArgs& args, CpuContext& ctx);
+void HeadNormForward(const HeadNormForwardArgs& args, CpuContext& ctx);
+void HeadNormBackward(const HeadNormBackwardArgs& args, CpuContext& ctx);
 
 }  // namespace soup::kernels::cpu
 

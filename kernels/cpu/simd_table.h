@@ -20,6 +20,9 @@ struct SimdTable {
   void (*gather_rows)(const GatherRowsArgs&, int64_t begin, int64_t end);
   void (*rms_norm_forward)(const RmsNormForwardArgs&, int64_t begin, int64_t end);
   void (*rms_norm_backward)(const RmsNormBackwardArgs&, int64_t begin, int64_t end);
+  void (*head_norm_forward)(const HeadNormForwardArgs&, int64_t begin, int64_t end);
+  void (*head_norm_backward)(const HeadNormBackwardArgs&, int64_t begin, int64_t end);
+  void (*add_bias)(const AddBiasArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end, float* scratch);
   void (*attention_forward)(const AttentionForwardArgs&, int64_t sequence, int64_t head,
                             float* scratch);

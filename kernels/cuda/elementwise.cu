@@ -12,7 +12,31 @@ __device__ __forceinline__ int64_t FirstIndex() {
 }
 __device__ __forceinline__ int64_t Stride() { return gridDim.x * static_cast<int64_t>(blockDim.x); }
 
+__device__ __forceinline__ float Sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+// tanh(sqrt(2 / pi) (x + 0.044715 x^3)) = 2 sigmoid(2 ...) - 1; absolute error about 1e-7.
+__device__ __forceinline__ float GeluTanhOf(float x) {
+  return 2.f * Sigmoid(2.f * 0.7978845608028654f * (x + 0.044715f * x * x * x)) - 1.f;
+}
+
+// f(gate), and f'(gate).
+template <bool GELU>
+__device__ __forceinline__ float Gate(float g) {
+  if (GELU) return 0.5f * g * (1.f + GeluTanhOf(g));
+  return g * Sigmoid(g);
+}
+template <bool GELU>
+__device__ __forceinline__ float GateSlope(float g) {
+  if (GELU) {
+    const float t = GeluTanhOf(g);
+    return 0.5f * (1.f + t) +
+           0.5f * g * (1.f - t * t) * 0.7978845608028654f * (1.f + 0.134145f * g * g);
+  }
+  const float s = Sigmoid(g);
+  return s * (1.f + g * (1.f - s));
+}
+
 // gate_up [T, 2 I] as vectors of 8: row of 2 * width vectors, gate first; y [T, I].
+template <bool GELU>
 __global__ void __launch_bounds__(kBlock)
     SwigluForwardKernel(const uint4* __restrict__ gate_up, uint4* __restrict__ y, int64_t T,
                         int width) {
@@ -23,13 +47,14 @@ __global__ void __launch_bounds__(kBlock)
     Unpack8(__ldcs(gate_up + t * 2 * width + c), g);
     Unpack8(__ldcs(gate_up + t * 2 * width + width + c), u);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) g[k] = g[k] / (1.f + __expf(-g[k])) * u[k];
+    for (int k = 0; k < 8; ++k) g[k] = Gate<GELU>(g[k]) * u[k];
     y[i] = Pack8(g);
   }
 }
 
-// With s = sigmoid(g): d_up = dy * g s; d_gate = dy * u * s (1 + g (1 - s)). In place is fine: a
-// thread reads both of its vectors before it writes them.
+// d_up = dy * f(g); d_gate = dy * u * f'(g). In place is fine: a thread reads both of its vectors
+// before it writes them.
+template <bool GELU>
 __global__ void __launch_bounds__(kBlock)
     SwigluBackwardKernel(const uint4* gate_up, const uint4* __restrict__ dy, uint4* d_gate_up,
                          int64_t T, int width) {
@@ -43,13 +68,27 @@ __global__ void __launch_bounds__(kBlock)
     Unpack8(__ldcs(dy + i), d);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      const float s = 1.f / (1.f + __expf(-g[k]));
-      const float silu = g[k] * s;
-      g[k] = d[k] * u[k] * s * (1.f + g[k] * (1.f - s));
-      u[k] = d[k] * silu;
+      const float value = Gate<GELU>(g[k]);
+      g[k] = d[k] * u[k] * GateSlope<GELU>(g[k]);
+      u[k] = d[k] * value;
     }
     d_gate_up[at] = Pack8(g);
     d_gate_up[at + width] = Pack8(u);
+  }
+}
+
+// y [T, width vectors], rows `stride` vectors apart.
+__global__ void __launch_bounds__(kBlock)
+    AddBiasKernel(uint4* y, const uint4* __restrict__ bias, int64_t T, int width, int64_t stride) {
+  const int64_t n = T * width;
+  for (int64_t i = FirstIndex(); i < n; i += Stride()) {
+    const int64_t t = i / width, c = i - t * width;
+    float a[8], b[8];
+    Unpack8(y[t * stride + c], a);
+    Unpack8(__ldg(bias + c), b);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) a[k] += b[k];
+    y[t * stride + c] = Pack8(a);
   }
 }
 
@@ -122,7 +161,9 @@ cudaError_t Gather(const void* table, const int32_t* rows, void* y, int64_t n, i
 cudaError_t SwigluForward(const SwigluForwardArgs& a, cudaStream_t stream) {
   if (a.I % kVector != 0 || !Aligned16(a.gate_up) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
-  SwigluForwardKernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
+  const auto kernel =
+      a.gate == GateActivation::kGeluTanh ? SwigluForwardKernel<true> : SwigluForwardKernel<false>;
+  kernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
       static_cast<const uint4*>(a.gate_up), static_cast<uint4*>(a.y), a.T,
       static_cast<int>(a.I / kVector));
   return cudaGetLastError();
@@ -133,9 +174,21 @@ cudaError_t SwigluBackward(const SwigluBackwardArgs& a, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   }
   if (a.T == 0) return cudaSuccess;
-  SwigluBackwardKernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
+  const auto kernel = a.gate == GateActivation::kGeluTanh ? SwigluBackwardKernel<true>
+                                                          : SwigluBackwardKernel<false>;
+  kernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
       static_cast<const uint4*>(a.gate_up), static_cast<const uint4*>(a.dy),
       static_cast<uint4*>(a.d_gate_up), a.T, static_cast<int>(a.I / kVector));
+  return cudaGetLastError();
+}
+
+cudaError_t AddBias(const AddBiasArgs& a, cudaStream_t stream) {
+  if (a.N % kVector != 0 || a.row_stride % kVector != 0 || !Aligned16(a.y) || !Aligned16(a.bias))
+    return cudaErrorInvalidValue;
+  if (a.T == 0) return cudaSuccess;
+  AddBiasKernel<<<GridFor(a.T * a.N / kVector, kBlock), kBlock, 0, stream>>>(
+      static_cast<uint4*>(a.y), reinterpret_cast<const uint4*>(a.bias), a.T,
+      static_cast<int>(a.N / kVector), a.row_stride / kVector);
   return cudaGetLastError();
 }
 

@@ -12,6 +12,8 @@ namespace soup::kernels::cuda {
 
 cudaError_t SwigluForward(const SwigluForwardArgs& args, cudaStream_t stream);
 cudaError_t SwigluBackward(const SwigluBackwardArgs& args, cudaStream_t stream);
+// N a multiple of 8.
+cudaError_t AddBias(const AddBiasArgs& args, cudaStream_t stream);
 cudaError_t Axpy(const AxpyArgs& args, cudaStream_t stream);
 cudaError_t Dropout(const DropoutArgs& args, cudaStream_t stream);
 // The table may be pinned host memory that the device reads over the link.

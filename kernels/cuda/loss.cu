@@ -9,13 +9,18 @@ namespace {
 constexpr int kBlock = 512;
 constexpr int kRowBlock = 256;
 
+template <bool CAP>
 __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   __shared__ float shared[32];
   const int64_t i = blockIdx.x;
   float* row = a.logits + i * a.Vs;
   float best = -INFINITY;
   for (int64_t j = threadIdx.x; j < a.Vs; j += kBlock) {
-    const float v = row[j];
+    float v = row[j];
+    if (CAP) {
+      v = a.soft_cap * tanhf(v / a.soft_cap);
+      row[j] = v;
+    }
     best = (best > v || best != best) ? best : v;
   }
   best = BlockMax(best, shared);
@@ -25,6 +30,7 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   // logits.
   const float factor = a.first ? 0.f : __expf(m_old - m_new);
 
+  // BlockMax has parted the writing of capped logits from reading them.
   const int64_t target = a.targets[i] - a.v0;
   if (threadIdx.x == 0) {
     if (target >= 0 && target < a.Vs) {
@@ -43,8 +49,10 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
     const int64_t j = j0 + threadIdx.x;
     float e = 0.f;
     if (j < a.Vs) {
-      e = __expf(row[j] - m_new);
+      const float v = row[j];
+      e = __expf(v - m_new);
       sum += e;
+      if (CAP) e *= 1.f - (v / a.soft_cap) * (v / a.soft_cap);
     }
     __syncthreads();
     if (j < a.Vs && a.with_grad) p[j] = __float2bfloat16_rn(e);
@@ -88,6 +96,8 @@ __global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
   if (threadIdx.x == 0) a.loss[i] = logf(l) + a.m[i] - a.target_logit[i];
   if (a.dh == nullptr) return;
   const float inv_l = 1.f / l;
+  const float capped = a.soft_cap > 0.f ? a.target_logit[i] / a.soft_cap : 0.f;
+  const float slope = 1.f - capped * capped;
   const float4* grad = reinterpret_cast<const float4*>(a.grad + i * a.H);
   const uint4* target = static_cast<const uint4*>(a.target_row) + i * (a.H / kVector);
   uint4* dh = static_cast<uint4*>(a.dh) + i * (a.H / kVector);
@@ -97,7 +107,7 @@ __global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
     float w[8], d[8];
     Unpack8(target[c], w);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) d[k] = (g[k] * inv_l - w[k]) * a.scale;
+    for (int k = 0; k < 8; ++k) d[k] = (g[k] * inv_l - w[k] * slope) * a.scale;
     dh[c] = Pack8(d);
   }
 }
@@ -107,7 +117,8 @@ __global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
 cudaError_t LossSlice(const LossSliceArgs& a, cudaStream_t stream) {
   if (a.H % kVector != 0 || a.Vs < 1) return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
-  SliceKernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(a);
+  const auto kernel = a.soft_cap > 0.f ? SliceKernel<true> : SliceKernel<false>;
+  kernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(a);
   return cudaGetLastError();
 }
 

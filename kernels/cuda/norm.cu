@@ -18,9 +18,9 @@ unsigned BlockFor(int64_t H) {
 
 // x, y [T, H]; grid T, block BlockFor(H).
 __global__ void __launch_bounds__(kBlock)
-    ForwardKernel(const uint4* __restrict__ x, const uint4* __restrict__ weight,
-                  uint4* __restrict__ y, float* __restrict__ rstd, int vectors, float inv_h,
-                  float eps) {
+    ForwardKernel(const uint4* __restrict__ x, const uint4* __restrict__ weight, uint4* y,
+                  float* __restrict__ rstd, int vectors, float inv_h, float eps, float offset,
+                  bool accumulate) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
   uint4 held[kHeld];
@@ -42,13 +42,19 @@ __global__ void __launch_bounds__(kBlock)
     for (int i = 0; i < 8; ++i) sum = fmaf(f[i], f[i], sum);
   }
   const float r = rsqrtf(BlockSum(sum, shared) * inv_h + eps);
-  if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+  if (threadIdx.x == 0 && rstd != nullptr) rstd[blockIdx.x] = r;
   for (int k = 0, c = threadIdx.x; c < vectors; ++k, c += blockDim.x) {
     float f[8], w[8];
     Unpack8(k < kHeld ? held[k] : x[row + c], f);
     Unpack8(__ldg(weight + c), w);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) f[i] *= r * w[i];
+    for (int i = 0; i < 8; ++i) f[i] *= r * (w[i] + offset);
+    if (accumulate) {
+      float before[8];
+      Unpack8(y[row + c], before);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) f[i] += before[i];
+    }
     y[row + c] = Pack8(f);
   }
 }
@@ -57,19 +63,23 @@ __global__ void __launch_bounds__(kBlock)
 __global__ void __launch_bounds__(kBlock)
     BackwardKernel(const uint4* __restrict__ dy, const uint4* __restrict__ x,
                    const uint4* __restrict__ weight, const float* __restrict__ rstd, uint4* dx,
-                   int vectors, float inv_h, bool accumulate) {
+                   int vectors, float inv_h, bool accumulate, float offset, float eps) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
-  float dot = 0.f;
+  float dot = 0.f, squares = 0.f;
   for (int c = threadIdx.x; c < vectors; c += blockDim.x) {
     float fx[8], g[8], w[8];
     Unpack8(x[row + c], fx);
     Unpack8(dy[row + c], g);
     Unpack8(__ldg(weight + c), w);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) dot = fmaf(g[i] * w[i], fx[i], dot);
+    for (int i = 0; i < 8; ++i) {
+      dot = fmaf(g[i] * (w[i] + offset), fx[i], dot);
+      squares = fmaf(fx[i], fx[i], squares);
+    }
   }
-  const float r = rstd[blockIdx.x];
+  const float r =
+      rstd != nullptr ? rstd[blockIdx.x] : rsqrtf(BlockSum(squares, shared) * inv_h + eps);
   const float k = r * r * BlockSum(dot, shared) * inv_h;
   for (int c = threadIdx.x; c < vectors; c += blockDim.x) {
     float fx[8], g[8], w[8], out[8];
@@ -83,12 +93,110 @@ __global__ void __launch_bounds__(kBlock)
       for (int i = 0; i < 8; ++i) out[i] = 0.f;
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) out[i] += r * (g[i] * w[i] - fx[i] * k);
+    for (int i = 0; i < 8; ++i) out[i] += r * (g[i] * (w[i] + offset) - fx[i] * k);
     dx[row + c] = Pack8(out);
   }
 }
 
+// Heads of up to 256: one warp a head, a lane holds 8 values or none; 8 heads a block.
+constexpr int kHeadsPerBlock = 8;
+
+__device__ __forceinline__ float WarpSum(float x) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
+// Which head of which row a warp has; false: none.
+__device__ __forceinline__ bool HeadOf(int64_t T, int heads, int64_t* t, int* h) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kHeadsPerBlock + threadIdx.x / 32;
+  *t = i / heads;
+  *h = static_cast<int>(i - *t * heads);
+  return i < T * heads;
+}
+
+__global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadForwardKernel(HeadNormForwardArgs a) {
+  int64_t t;
+  int h;
+  if (!HeadOf(a.T, static_cast<int>(a.heads), &t, &h)) return;
+  const int lane = threadIdx.x & 31;
+  const bool holds = lane * kVector < a.D;
+  const int64_t at = t * a.row_stride + h * a.D + lane * kVector;
+  float f[8] = {}, w[8] = {};
+  float sum = 0.f;
+  if (holds) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + at);
+    *reinterpret_cast<uint4*>(static_cast<bf16*>(a.saved) + at) = raw;
+    Unpack8(raw, f);
+    Unpack8(__ldg(reinterpret_cast<const uint4*>(a.weight) + lane), w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(f[i], f[i], sum);
+  }
+  const float r = rsqrtf(WarpSum(sum) / static_cast<float>(a.D) + a.eps);
+  if (!holds) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) f[i] *= r * (w[i] + a.weight_offset);
+  *reinterpret_cast<uint4*>(static_cast<bf16*>(a.x) + at) = Pack8(f);
+}
+
+__global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadBackwardKernel(HeadNormBackwardArgs a) {
+  int64_t t;
+  int h;
+  if (!HeadOf(a.T, static_cast<int>(a.heads), &t, &h)) return;
+  const int lane = threadIdx.x & 31;
+  const bool holds = lane * kVector < a.D;
+  uint4* dx =
+      reinterpret_cast<uint4*>(static_cast<bf16*>(a.dx) + t * a.grad_row_stride + h * a.D) + lane;
+  float x[8] = {}, g[8] = {};
+  float squares = 0.f, dot = 0.f;
+  if (holds) {
+    float w[8];
+    Unpack8(*(reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + t * a.row_stride +
+                                             h * a.D) +
+              lane),
+            x);
+    Unpack8(*dx, g);
+    Unpack8(__ldg(reinterpret_cast<const uint4*>(a.weight) + lane), w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      g[i] *= w[i] + a.weight_offset;
+      squares = fmaf(x[i], x[i], squares);
+      dot = fmaf(g[i], x[i], dot);
+    }
+  }
+  const float inv_d = 1.f / static_cast<float>(a.D);
+  const float r = rsqrtf(WarpSum(squares) * inv_d + a.eps);
+  const float k = r * r * WarpSum(dot) * inv_d;
+  if (!holds) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) g[i] = r * (g[i] - x[i] * k);
+  *dx = Pack8(g);
+}
+
+bool BadHeads(int64_t D, int64_t stride, const void* x, const void* y, const void* weight) {
+  return D % kVector != 0 || D > 32 * kVector || stride % kVector != 0 || !Aligned16(x) ||
+         !Aligned16(y) || !Aligned16(weight);
+}
+unsigned HeadBlocks(int64_t heads) {
+  return static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock);
+}
+
 }  // namespace
+
+cudaError_t HeadNormForward(const HeadNormForwardArgs& a, cudaStream_t stream) {
+  if (BadHeads(a.D, a.row_stride, a.x, a.saved, a.weight)) return cudaErrorInvalidValue;
+  if (a.T * a.heads == 0) return cudaSuccess;
+  HeadForwardKernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+cudaError_t HeadNormBackward(const HeadNormBackwardArgs& a, cudaStream_t stream) {
+  if (BadHeads(a.D, a.row_stride, a.x, a.dx, a.weight) || a.grad_row_stride % kVector != 0)
+    return cudaErrorInvalidValue;
+  if (a.T * a.heads == 0) return cudaSuccess;
+  HeadBackwardKernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);
+  return cudaGetLastError();
+}
 
 cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream) {
   if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.weight))
@@ -97,7 +205,7 @@ cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream) {
   ForwardKernel<<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
       static_cast<const uint4*>(a.x), reinterpret_cast<const uint4*>(a.weight),
       static_cast<uint4*>(a.y), a.rstd, static_cast<int>(a.H / kVector),
-      1.f / static_cast<float>(a.H), a.eps);
+      1.f / static_cast<float>(a.H), a.eps, a.weight_offset, a.accumulate);
   return cudaGetLastError();
 }
 
@@ -110,7 +218,8 @@ cudaError_t RmsNormBackward(const RmsNormBackwardArgs& a, cudaStream_t stream) {
   BackwardKernel<<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
       static_cast<const uint4*>(a.dy), static_cast<const uint4*>(a.x),
       reinterpret_cast<const uint4*>(a.weight), a.rstd, static_cast<uint4*>(a.dx),
-      static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate);
+      static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate, a.weight_offset,
+      a.eps);
   return cudaGetLastError();
 }
 

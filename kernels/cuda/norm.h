@@ -12,6 +12,9 @@ namespace soup::kernels::cuda {
 
 cudaError_t RmsNormForward(const RmsNormForwardArgs& args, cudaStream_t stream);
 cudaError_t RmsNormBackward(const RmsNormBackwardArgs& args, cudaStream_t stream);
+// D up to 256; one warp a head.
+cudaError_t HeadNormForward(const HeadNormForwardArgs& args, cudaStream_t stream);
+cudaError_t HeadNormBackward(const HeadNormBackwardArgs& args, cudaStream_t stream);
 
 }  // namespace soup::kernels::cuda
 

@@ -10,9 +10,9 @@ constexpr int kBlock = 256;
 // with 16-byte loads. Grid-stride over (token, group of 8 angles).
 __global__ void __launch_bounds__(kBlock)
     RopeKernel(bf16* __restrict__ x, const int32_t* __restrict__ positions,
-               const float* __restrict__ inv_freq, int64_t T, int heads, int D, int64_t row_stride,
-               float sign) {
-  const int groups = D / 16;
+               const float* __restrict__ inv_freq, int64_t T, int heads, int D, int rotary,
+               int64_t row_stride, float sign, float scale) {
+  const int groups = rotary / 16;
   const int64_t n = T * groups;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x; i < n;
        i += gridDim.x * static_cast<int64_t>(kBlock)) {
@@ -23,12 +23,13 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       sincosf(position * __ldg(inv_freq + 8 * g + k), &s[k], &c[k]);
-      s[k] *= sign;
+      c[k] *= scale;
+      s[k] *= sign * scale;
     }
     bf16* row = x + t * row_stride + 8 * g;
     for (int h = 0; h < heads; ++h) {
       uint4* low = reinterpret_cast<uint4*>(row + static_cast<int64_t>(h) * D);
-      uint4* high = reinterpret_cast<uint4*>(row + static_cast<int64_t>(h) * D + D / 2);
+      uint4* high = reinterpret_cast<uint4*>(row + static_cast<int64_t>(h) * D + rotary / 2);
       float a[8], b[8], ra[8], rb[8];
       Unpack8(*low, a);
       Unpack8(*high, b);
@@ -46,11 +47,15 @@ __global__ void __launch_bounds__(kBlock)
 }  // namespace
 
 cudaError_t Rope(const RopeArgs& a, cudaStream_t stream) {
-  if (a.D % 16 != 0 || a.row_stride % kVector != 0 || !Aligned16(a.x)) return cudaErrorInvalidValue;
+  const int64_t rotary = a.rotary > 0 ? a.rotary : a.D;
+  if (a.D % kVector != 0 || rotary % 16 != 0 || rotary > a.D || a.row_stride % kVector != 0 ||
+      !Aligned16(a.x))
+    return cudaErrorInvalidValue;
   if (a.T == 0 || a.heads == 0) return cudaSuccess;
-  RopeKernel<<<GridFor(a.T * (a.D / 16), kBlock), kBlock, 0, stream>>>(
+  RopeKernel<<<GridFor(a.T * (rotary / 16), kBlock), kBlock, 0, stream>>>(
       static_cast<bf16*>(a.x), a.positions, a.inv_freq, a.T, static_cast<int>(a.heads),
-      static_cast<int>(a.D), a.row_stride, a.inverse ? -1.f : 1.f);
+      static_cast<int>(a.D), static_cast<int>(rotary), a.row_stride, a.inverse ? -1.f : 1.f,
+      a.scale);
   return cudaGetLastError();
 }
 

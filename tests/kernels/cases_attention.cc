@@ -12,9 +12,12 @@ struct AttentionCase {
   int64_t tail;  // bucket rows after the last sequence
   int64_t Hq, Hkv, D;
   double spread;  // of q and k: large makes softmax sharp
+  int64_t window = 0;
+  double soft_cap = 0;
 
   reference::AttentionShape Shape() const {
-    reference::AttentionShape shape{{0}, tail, Hq, Hkv, D, 1.0 / std::sqrt(static_cast<double>(D))};
+    reference::AttentionShape shape{
+        {0}, tail, Hq, Hkv, D, 1.0 / std::sqrt(static_cast<double>(D)), window, soft_cap};
     for (int32_t length : lengths) {
       shape.cu_seqlens.push_back(shape.cu_seqlens.back() + length);
       shape.T += length;
@@ -80,7 +83,9 @@ std::vector<Check> RunForward(TestDevice& device, uint64_t seed, const Attention
                                   .Hq = c.Hq,
                                   .Hkv = c.Hkv,
                                   .D = c.D,
-                                  .scale = static_cast<float>(p.shape.scale)});
+                                  .scale = static_cast<float>(p.shape.scale),
+                                  .window = c.window,
+                                  .soft_cap = static_cast<float>(c.soft_cap)});
   const auto expected = reference::Attention(p.shape, p.q, p.k, p.v);
   const double sharp = 1.0 + c.spread * c.spread * std::sqrt(static_cast<double>(c.D));
   return {CompareL2("out", out.Get(), expected.out, 4 * sharp * device.epsilon()),
@@ -118,7 +123,9 @@ std::vector<Check> RunBackward(TestDevice& device, uint64_t seed, const Attentio
                                    .Hq = c.Hq,
                                    .Hkv = c.Hkv,
                                    .D = c.D,
-                                   .scale = static_cast<float>(p.shape.scale)});
+                                   .scale = static_cast<float>(p.shape.scale),
+                                   .window = c.window,
+                                   .soft_cap = static_cast<float>(c.soft_cap)});
   const auto expected = reference::AttentionGrad(p.shape, p.q, p.k, p.v, dout);
   const auto got = grad.Get();
   const double bound =
@@ -149,6 +156,14 @@ void AppendAttentionCases(std::vector<OpCase>* cases) {
       {"wide_128", {130}, 0, 4, 4, 128, 1.0},
       {"widest_256", {90}, 3, 1, 1, 256, 1.0},
       {"sharp", {150, 20}, 0, 2, 1, 64, 4.0},
+      {"window_2", {70, 3}, 2, 2, 1, 16, 1.0, 2},
+      {"window_8", {5, 1, 63, 64, 65, 30}, 9, 4, 2, 16, 1.0, 8},
+      {"window_64", {200, 64}, 0, 2, 1, 32, 1.0, 64},
+      {"window_65", {200, 65, 66}, 0, 2, 1, 64, 1.0, 65},
+      {"window_past_the_end", {100}, 0, 2, 2, 128, 1.0, 4096},
+      {"window_super_blocks", {700}, 4, 2, 1, 64, 1.0, 300},
+      {"soft_cap", {70, 33}, 1, 4, 2, 32, 3.0, 0, 5.0},
+      {"soft_cap_window", {150, 20}, 3, 2, 1, 256, 1.0, 40, 50.0},
   };
   for (const AttentionCase& c : table) {
     cases->push_back({"attention_forward_" + c.name, 0,

@@ -8,17 +8,18 @@ namespace soup::kernels {
 namespace {
 
 std::vector<Check> RunSwigluForward(TestDevice& device, uint64_t seed, int64_t T, int64_t I,
-                                    double spread) {
+                                    double spread, GateActivation gate) {
   Random random(seed);
   const auto gate_up = RoundTo(device.act(), random.Normals(T * 2 * I, spread));
   const DeviceTensor x(device, device.act(), gate_up);
   const DeviceTensor y(device, device.act(), std::vector<double>(T * I, NAN));
-  device.Run(SwigluForwardArgs{.gate_up = x.data(), .y = y.data(), .T = T, .I = I});
-  return {CompareL2("y", y.Get(), reference::Swiglu(gate_up, T, I), 4 * device.epsilon())};
+  device.Run(SwigluForwardArgs{.gate_up = x.data(), .y = y.data(), .T = T, .I = I, .gate = gate});
+  const bool gelu = gate == GateActivation::kGeluTanh;
+  return {CompareL2("y", y.Get(), reference::Swiglu(gate_up, T, I, gelu), 4 * device.epsilon())};
 }
 
 std::vector<Check> RunSwigluBackward(TestDevice& device, uint64_t seed, int64_t T, int64_t I,
-                                     bool in_place) {
+                                     bool in_place, GateActivation gate) {
   Random random(seed);
   const auto gate_up = RoundTo(device.act(), random.Normals(T * 2 * I, 2.0));
   const auto dy = RoundTo(device.act(), random.Normals(T * I));
@@ -26,10 +27,33 @@ std::vector<Check> RunSwigluBackward(TestDevice& device, uint64_t seed, int64_t 
   const DeviceTensor device_dy(device, device.act(), dy);
   const DeviceTensor other(device, device.act(), std::vector<double>(T * 2 * I, NAN));
   const DeviceTensor& dx = in_place ? x : other;
-  device.Run(SwigluBackwardArgs{
-      .gate_up = x.data(), .dy = device_dy.data(), .d_gate_up = dx.data(), .T = T, .I = I});
-  return {CompareL2("d_gate_up", dx.Get(), reference::SwigluGrad(gate_up, dy, T, I),
-                    6 * device.epsilon())};
+  device.Run(SwigluBackwardArgs{.gate_up = x.data(),
+                                .dy = device_dy.data(),
+                                .d_gate_up = dx.data(),
+                                .T = T,
+                                .I = I,
+                                .gate = gate});
+  const bool gelu = gate == GateActivation::kGeluTanh;
+  return {CompareL2("d_gate_up", dx.Get(), reference::SwigluGrad(gate_up, dy, T, I, gelu),
+                    (gelu ? 10 : 6) * device.epsilon())};
+}
+
+std::vector<Check> RunAddBias(TestDevice& device, uint64_t seed, int64_t T, int64_t N,
+                              int64_t stride) {
+  Random random(seed);
+  auto y = RoundTo(device.act(), random.Normals((T + 2) * stride));
+  const auto bias = RoundTo(Element::kBf16, random.Normals(N));
+  const DeviceTensor device_y(device, device.act(), y);
+  const DeviceTensor device_bias(device, Element::kBf16, bias);
+  device.Run(AddBiasArgs{.y = device_y.data(),
+                         .bias = device_bias.as<uint16_t>(),
+                         .T = T,
+                         .N = N,
+                         .row_stride = stride});
+  for (int64_t t = 0; t < T; ++t) {
+    for (int64_t i = 0; i < N; ++i) y[t * stride + i] += bias[i];
+  }
+  return {CompareL2("y", device_y.Get(), y, 2 * device.epsilon())};
 }
 
 std::vector<Check> RunAxpy(TestDevice& device, uint64_t seed, int64_t n, bool accumulate) {
@@ -155,18 +179,30 @@ void AppendElementwiseCases(std::vector<OpCase>* cases) {
   const int64_t swiglu[][2] = {{1, 1}, {3, 15}, {7, 16}, {5, 33}, {32, 160}, {40, 1536}};
   for (const auto& [T, I] : swiglu) {
     const std::string shape = "_T" + std::to_string(T) + "_I" + std::to_string(I);
-    for (double spread : {1.0, 30.0}) {
-      Add(cases, "swiglu_forward" + shape + (spread > 1 ? "_saturated" : ""),
-          [T = T, I = I, spread](auto& device, auto seed) {
-            return RunSwigluForward(device, seed, T, I, spread);
-          });
+    for (const GateActivation gate : {GateActivation::kSilu, GateActivation::kGeluTanh}) {
+      const std::string name = gate == GateActivation::kSilu ? "swiglu" : "geglu";
+      // The slope of gelu goes through zero: one element may be all cancellation.
+      if (gate == GateActivation::kGeluTanh && I == 1) continue;
+      for (double spread : {1.0, 30.0}) {
+        Add(cases, name + "_forward" + shape + (spread > 1 ? "_saturated" : ""),
+            [T = T, I = I, spread, gate](auto& device, auto seed) {
+              return RunSwigluForward(device, seed, T, I, spread, gate);
+            });
+      }
+      for (bool in_place : {false, true}) {
+        Add(cases, name + "_backward" + shape + (in_place ? "_in_place" : ""),
+            [T = T, I = I, in_place, gate](auto& device, auto seed) {
+              return RunSwigluBackward(device, seed, T, I, in_place, gate);
+            });
+      }
     }
-    for (bool in_place : {false, true}) {
-      Add(cases, "swiglu_backward" + shape + (in_place ? "_in_place" : ""),
-          [T = T, I = I, in_place](auto& device, auto seed) {
-            return RunSwigluBackward(device, seed, T, I, in_place);
-          });
-    }
+  }
+  const int64_t biases[][3] = {{1, 1, 1}, {5, 33, 40}, {64, 128, 128}, {9, 2048, 4096}};
+  for (const auto& [T, N, stride] : biases) {
+    Add(cases, "add_bias_T" + std::to_string(T) + "_N" + std::to_string(N),
+        [T = T, N = N, stride = stride](auto& device, auto seed) {
+          return RunAddBias(device, seed, T, N, stride);
+        });
   }
   for (int64_t n : {1, 17, 40000, 100003}) {
     const std::string size = "_n" + std::to_string(n);

@@ -11,6 +11,7 @@ struct LossCase {
   std::string name;
   int64_t n, H, V, slice;
   double spread;  // of the logits, roughly
+  double soft_cap = 0;
 };
 
 // p is act and lies over fp32 logits, row on row: elements of a row's stride for each float.
@@ -76,7 +77,8 @@ std::vector<Check> RunHead(TestDevice& device, uint64_t seed, const LossCase& c,
                              .v0 = v0,
                              .Vs = Vs,
                              .first = v0 == 0,
-                             .with_grad = with_grad});
+                             .with_grad = with_grad,
+                             .soft_cap = static_cast<float>(c.soft_cap)});
     if (!with_grad) continue;
     device.Run(GemmArgs{.transpose_a = false,
                         .transpose_b = false,
@@ -111,8 +113,10 @@ std::vector<Check> RunHead(TestDevice& device, uint64_t seed, const LossCase& c,
                             .dh = with_grad ? buffers.dh.data() : nullptr,
                             .n = c.n,
                             .H = c.H,
-                            .scale = scale});
-  const auto expected = reference::CrossEntropy(hidden, weight, targets, c.n, c.H, c.V, scale);
+                            .scale = scale,
+                            .soft_cap = static_cast<float>(c.soft_cap)});
+  const auto expected =
+      reference::CrossEntropy(hidden, weight, targets, c.n, c.H, c.V, scale, c.soft_cap);
   std::vector<Check> checks = {
       CompareL2("loss", buffers.loss.Get(), expected.loss, (4 + 2 * c.spread) * device.epsilon())};
   if (with_grad) {
@@ -184,9 +188,13 @@ std::vector<Check> RunSlices(TestDevice& device, uint64_t seed, int64_t n, int64
 
 void AppendLossCases(std::vector<OpCase>* cases) {
   const LossCase table[] = {
-      {"one_slice", 3, 8, 20, 20, 1.0},   {"odd_slices", 7, 24, 101, 13, 2.0},
-      {"slices_of_one", 2, 4, 9, 1, 1.0}, {"confident", 5, 64, 320, 128, 12.0},
+      {"one_slice", 3, 8, 20, 20, 1.0},
+      {"odd_slices", 7, 24, 101, 13, 2.0},
+      {"slices_of_one", 2, 4, 9, 1, 1.0},
+      {"confident", 5, 64, 320, 128, 12.0},
       {"wide", 33, 96, 3000, 1024, 3.0},
+      {"soft_cap", 9, 64, 320, 128, 12.0, 20.0},
+      {"soft_cap_odd", 7, 24, 101, 13, 2.0, 30.0},
   };
   for (const LossCase& c : table) {
     for (bool with_grad : {true, false}) {

@@ -51,6 +51,9 @@ class CpuDevice : public TestDevice {
   void Run(const Nf4DequantArgs& args) override { cpu::Nf4Dequant(args, context_); }
   void Run(const RmsNormForwardArgs& args) override { cpu::RmsNormForward(args, context_); }
   void Run(const RmsNormBackwardArgs& args) override { cpu::RmsNormBackward(args, context_); }
+  void Run(const HeadNormForwardArgs& args) override { cpu::HeadNormForward(args, context_); }
+  void Run(const HeadNormBackwardArgs& args) override { cpu::HeadNormBackward(args, context_); }
+  void Run(const AddBiasArgs& args) override { cpu::AddBias(args, context_); }
   void Run(const RopeArgs& args) override { cpu::Rope(args, context_); }
   void Run(const AttentionForwardArgs& args) override { cpu::AttentionForward(args, context_); }
   void Run(const AttentionBackwardArgs& args) override { cpu::AttentionBackward(args, context_); }

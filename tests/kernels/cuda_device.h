@@ -73,14 +73,21 @@ class CudaDevice : public TestDevice {
   void Run(const RmsNormBackwardArgs& a) override {
     Check(cuda::RmsNormBackward(a, nullptr), "RmsNormBackward");
   }
+  void Run(const HeadNormForwardArgs& a) override {
+    Check(cuda::HeadNormForward(a, nullptr), "HeadNormForward");
+  }
+  void Run(const HeadNormBackwardArgs& a) override {
+    Check(cuda::HeadNormBackward(a, nullptr), "HeadNormBackward");
+  }
+  void Run(const AddBiasArgs& a) override { Check(cuda::AddBias(a, nullptr), "AddBias"); }
   void Run(const RopeArgs& a) override { Check(cuda::Rope(a, nullptr), "Rope"); }
   void Run(const AttentionForwardArgs& a) override {
     AttentionForwardArgs args = a;
     std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
     args.cu_seqlens = cu.data();
     cuda::AttentionTiles tiles;
-    if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, &tiles)) return;
-    Check(cuda::AttentionForward(args, {}, tiles, attention_, nullptr), "AttentionForward");
+    if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, Variant(a), &tiles)) return;
+    Check(cuda::AttentionForward(args, Variant(a), tiles, attention_, nullptr), "AttentionForward");
     // The kernels leave lse of the bucket tail alone; the contract of the cases wants zeros.
     TransposeLse(a.lse, a.Hq, a.T, cu.back(), /*to_heads_first=*/false);
   }
@@ -89,9 +96,10 @@ class CudaDevice : public TestDevice {
     std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
     args.cu_seqlens = cu.data();
     cuda::AttentionTiles tiles;
-    if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, &tiles)) return;
+    if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, Variant(a), &tiles)) return;
     TransposeLse(const_cast<float*>(a.lse), a.Hq, a.T, a.T, /*to_heads_first=*/true);
-    Check(cuda::AttentionBackward(args, {}, tiles, attention_, nullptr), "AttentionBackward");
+    Check(cuda::AttentionBackward(args, Variant(a), tiles, attention_, nullptr),
+          "AttentionBackward");
   }
   void Run(const SwigluForwardArgs& a) override {
     Check(cuda::SwigluForward(a, nullptr), "SwigluForward");
@@ -119,6 +127,10 @@ class CudaDevice : public TestDevice {
   void Run(const AdamWArgs& a) override { Check(cuda::AdamW(a, nullptr), "AdamW"); }
 
  private:
+  template <typename Args>
+  static cuda::AttentionVariant Variant(const Args& a) {
+    return {static_cast<int32_t>(a.window), a.soft_cap};
+  }
   static void Must(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
     std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
@@ -154,10 +166,10 @@ class CudaDevice : public TestDevice {
     return cu;
   }
   bool MakeTiles(const std::vector<int32_t>& cu, int64_t S, int64_t T, int64_t Hq, int64_t Hkv,
-                 int64_t D, cuda::AttentionTiles* tiles) {
+                 int64_t D, const cuda::AttentionVariant& variant, cuda::AttentionTiles* tiles) {
     cuda::AttentionSchedule schedule;
     const cudaError_t made =
-        cuda::MakeAttentionSchedule(attention_, cu.data(), S, Hq, Hkv, D, {}, &schedule);
+        cuda::MakeAttentionSchedule(attention_, cu.data(), S, Hq, Hkv, D, variant, &schedule);
     if (made != cudaSuccess) {
       Check(made, "MakeAttentionSchedule");
       return false;

@@ -41,6 +41,9 @@ class TestDevice {
   virtual void Run(const Nf4DequantArgs& args) = 0;
   virtual void Run(const RmsNormForwardArgs& args) = 0;
   virtual void Run(const RmsNormBackwardArgs& args) = 0;
+  virtual void Run(const HeadNormForwardArgs& args) = 0;
+  virtual void Run(const HeadNormBackwardArgs& args) = 0;
+  virtual void Run(const AddBiasArgs& args) = 0;
   virtual void Run(const RopeArgs& args) = 0;
   virtual void Run(const AttentionForwardArgs& args) = 0;
   virtual void Run(const AttentionBackwardArgs& args) = 0;

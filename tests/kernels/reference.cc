@@ -31,14 +31,15 @@ Values RmsNormGrad(const Values& dy, const Values& x, const Values& weight, int6
 }
 
 void Rope(Values* x, const std::vector<int32_t>& positions, const std::vector<float>& inv_freq,
-          int64_t heads, int64_t D, int64_t row_stride, bool inverse) {
-  const int64_t half = D / 2;
+          int64_t heads, int64_t D, int64_t row_stride, bool inverse, int64_t rotary,
+          double scale) {
+  const int64_t half = (rotary > 0 ? rotary : D) / 2;
   for (size_t t = 0; t < positions.size(); ++t) {
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < half; ++i) {
         const double angle = static_cast<float>(positions[t]) * inv_freq[i];
-        const double c = std::cos(angle);
-        const double s = inverse ? -std::sin(angle) : std::sin(angle);
+        const double c = scale * std::cos(angle);
+        const double s = scale * (inverse ? -std::sin(angle) : std::sin(angle));
         double& low = (*x)[t * row_stride + h * D + i];
         double& high = (*x)[t * row_stride + h * D + half + i];
         const double a = low, b = high;
@@ -68,6 +69,20 @@ double DotRows(const double* a, const double* b, int64_t n) {
   return sum;
 }
 
+// Score of a query and a key, and the soft cap's slope there.
+struct Score {
+  double value, slope;
+};
+Score ScoreOf(const AttentionShape& shape, double product) {
+  const double s = shape.scale * product;
+  if (shape.soft_cap == 0) return {s, 1.0};
+  const double t = std::tanh(s / shape.soft_cap);
+  return {shape.soft_cap * t, 1.0 - t * t};
+}
+bool Sees(const AttentionShape& shape, int64_t i, int64_t j) {
+  return shape.window == 0 || i - j < shape.window;
+}
+
 // Probabilities of query row i over keys begin .. i; *lse is their log sum.
 Values Probabilities(const AttentionShape& shape, const Values& q, const Values& k, int64_t begin,
                      int64_t i, int64_t h, int64_t kv, double* lse) {
@@ -75,8 +90,8 @@ Values Probabilities(const AttentionShape& shape, const Values& q, const Values&
   Values p(i - begin + 1);
   double largest = -INFINITY;
   for (int64_t j = begin; j <= i; ++j) {
-    p[j - begin] =
-        shape.scale * DotRows(&q[(i * shape.Hq + h) * D], &k[(j * shape.Hkv + kv) * D], D);
+    const double product = DotRows(&q[(i * shape.Hq + h) * D], &k[(j * shape.Hkv + kv) * D], D);
+    p[j - begin] = Sees(shape, i, j) ? ScoreOf(shape, product).value : -INFINITY;
     largest = std::max(largest, p[j - begin]);
   }
   double sum = 0;
@@ -119,7 +134,8 @@ AttentionGrads AttentionGrad(const AttentionShape& shape, const Values& q, const
     }
     for (size_t j = 0; j < p.size(); ++j) {
       const int64_t kj = ((begin + j) * shape.Hkv + kv) * D;
-      const double ds = p[j] * (dp[j] - mean) * shape.scale;
+      const double slope = ScoreOf(shape, DotRows(&q[qi], &k[kj], D)).slope;
+      const double ds = p[j] * (dp[j] - mean) * slope * shape.scale;
       for (int64_t d = 0; d < D; ++d) {
         grads.dv[kj + d] += p[j] * dout[qi + d];
         grads.dq[qi + d] += ds * k[kj + d];
@@ -130,26 +146,41 @@ AttentionGrads AttentionGrad(const AttentionShape& shape, const Values& q, const
   return grads;
 }
 
-Values Swiglu(const Values& gate_up, int64_t T, int64_t I) {
+namespace {
+
+struct GateValue {
+  double value, slope;
+};
+GateValue Gate(double g, bool gelu) {
+  if (gelu) {
+    const double c = std::sqrt(2.0 / 3.14159265358979323846);
+    const double t = std::tanh(c * (g + 0.044715 * g * g * g));
+    return {0.5 * g * (1 + t),
+            0.5 * (1 + t) + 0.5 * g * (1 - t * t) * c * (1 + 3 * 0.044715 * g * g)};
+  }
+  const double s = 1.0 / (1.0 + std::exp(-g));
+  return {g * s, s * (1.0 + g * (1.0 - s))};
+}
+
+}  // namespace
+
+Values Swiglu(const Values& gate_up, int64_t T, int64_t I, bool gelu) {
   Values y(T * I);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t i = 0; i < I; ++i) {
-      const double g = gate_up[t * 2 * I + i];
-      y[t * I + i] = g / (1.0 + std::exp(-g)) * gate_up[t * 2 * I + I + i];
+      y[t * I + i] = Gate(gate_up[t * 2 * I + i], gelu).value * gate_up[t * 2 * I + I + i];
     }
   }
   return y;
 }
 
-Values SwigluGrad(const Values& gate_up, const Values& dy, int64_t T, int64_t I) {
+Values SwigluGrad(const Values& gate_up, const Values& dy, int64_t T, int64_t I, bool gelu) {
   Values grad(T * 2 * I);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t i = 0; i < I; ++i) {
-      const double g = gate_up[t * 2 * I + i];
-      const double up = gate_up[t * 2 * I + I + i];
-      const double s = 1.0 / (1.0 + std::exp(-g));
-      grad[t * 2 * I + i] = dy[t * I + i] * up * s * (1.0 + g * (1.0 - s));
-      grad[t * 2 * I + I + i] = dy[t * I + i] * g * s;
+      const GateValue gate = Gate(gate_up[t * 2 * I + i], gelu);
+      grad[t * 2 * I + i] = dy[t * I + i] * gate_up[t * 2 * I + I + i] * gate.slope;
+      grad[t * 2 * I + I + i] = dy[t * I + i] * gate.value;
     }
   }
   return grad;
@@ -171,13 +202,18 @@ void Gemm(const GemmShape& shape, const Values& a, const Values& b, Values* c) {
 
 CrossEntropyResult CrossEntropy(const Values& hidden, const Values& weight,
                                 const std::vector<int32_t>& targets, int64_t n, int64_t H,
-                                int64_t V, double scale) {
+                                int64_t V, double scale, double soft_cap) {
   CrossEntropyResult result{Values(n), Values(n * H)};
-  Values logits(V);
+  Values logits(V), slopes(V, 1.0);
   for (int64_t i = 0; i < n; ++i) {
     double largest = -INFINITY;
     for (int64_t w = 0; w < V; ++w) {
       logits[w] = DotRows(&hidden[i * H], &weight[w * H], H);
+      if (soft_cap > 0) {
+        const double t = std::tanh(logits[w] / soft_cap);
+        logits[w] = soft_cap * t;
+        slopes[w] = 1 - t * t;
+      }
       largest = std::max(largest, logits[w]);
     }
     double sum = 0;
@@ -185,7 +221,8 @@ CrossEntropyResult CrossEntropy(const Values& hidden, const Values& weight,
     const double lse = largest + std::log(sum);
     result.loss[i] = lse - logits[targets[i]];
     for (int64_t w = 0; w < V; ++w) {
-      const double d = scale * (std::exp(logits[w] - lse) - (w == targets[i] ? 1.0 : 0.0));
+      const double d =
+          scale * slopes[w] * (std::exp(logits[w] - lse) - (w == targets[i] ? 1.0 : 0.0));
       for (int64_t h = 0; h < H; ++h) result.dh[i * H + h] += d * weight[w * H + h];
     }
   }

@@ -21,12 +21,15 @@ Values RmsNormGrad(const Values& dy, const Values& x, const Values& weight, int6
 
 // The angle is position * inv_freq rounded to fp32, as the contract says.
 void Rope(Values* x, const std::vector<int32_t>& positions, const std::vector<float>& inv_freq,
-          int64_t heads, int64_t D, int64_t row_stride, bool inverse);
+          int64_t heads, int64_t D, int64_t row_stride, bool inverse, int64_t rotary = 0,
+          double scale = 1);
 
 struct AttentionShape {
   std::vector<int32_t> cu_seqlens;  // [S + 1]
   int64_t T, Hq, Hkv, D;
   double scale;
+  int64_t window = 0;
+  double soft_cap = 0;
 };
 struct AttentionResult {
   Values out;  // [T, Hq * D]
@@ -41,8 +44,9 @@ struct AttentionGrads {
 AttentionGrads AttentionGrad(const AttentionShape& shape, const Values& q, const Values& k,
                              const Values& v, const Values& dout);
 
-Values Swiglu(const Values& gate_up, int64_t T, int64_t I);
-Values SwigluGrad(const Values& gate_up, const Values& dy, int64_t T, int64_t I);
+// gelu: the gate's activation is gelu by tanh, else silu.
+Values Swiglu(const Values& gate_up, int64_t T, int64_t I, bool gelu = false);
+Values SwigluGrad(const Values& gate_up, const Values& dy, int64_t T, int64_t I, bool gelu = false);
 
 // op(A) [M, K] * op(B) [K, N], into C [M, N] with ldc.
 struct GemmShape {
@@ -60,7 +64,7 @@ struct CrossEntropyResult {
 };
 CrossEntropyResult CrossEntropy(const Values& hidden, const Values& weight,
                                 const std::vector<int32_t>& targets, int64_t n, int64_t H,
-                                int64_t V, double scale);
+                                int64_t V, double scale, double soft_cap = 0);
 
 struct AdamWState {
   Values w, m, v;

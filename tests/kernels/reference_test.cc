@@ -66,9 +66,8 @@ TEST(ReferenceTest, RopeInverseIsItsGradient) {
   ExpectClose("dx", back, CentralDifferences(x, dy, f));
 }
 
-TEST(ReferenceTest, AttentionGradients) {
+void ExpectAttentionGradients(const AttentionShape& shape) {
   Random random(4);
-  const AttentionShape shape{{0, 4, 5, 9}, 10, 4, 2, 3, 0.7};
   const Values q = random.Normals(10 * 4 * 3), k = random.Normals(10 * 2 * 3),
                v = random.Normals(10 * 2 * 3), dout = random.Normals(10 * 4 * 3);
   const AttentionGrads grads = AttentionGrad(shape, q, k, v, dout);
@@ -81,6 +80,20 @@ TEST(ReferenceTest, AttentionGradients) {
   ExpectClose("dv", grads.dv, CentralDifferences(v, dout, [&](const Values& x) {
                 return Attention(shape, q, k, x).out;
               }));
+}
+
+TEST(ReferenceTest, AttentionGradients) {
+  ExpectAttentionGradients({{0, 4, 5, 9}, 10, 4, 2, 3, 0.7});
+  ExpectAttentionGradients({{0, 4, 5, 9}, 10, 4, 2, 3, 0.7, 2, 0.0});
+  ExpectAttentionGradients({{0, 4, 5, 9}, 10, 4, 2, 3, 0.7, 0, 1.5});
+}
+
+TEST(ReferenceTest, GeluGateGradient) {
+  Random random(7);
+  const int64_t T = 3, I = 4;
+  const Values x = random.Normals(T * 2 * I, 2.0), dy = random.Normals(T * I);
+  ExpectClose("d_gate_up", SwigluGrad(x, dy, T, I, true),
+              CentralDifferences(x, dy, [&](const Values& v) { return Swiglu(v, T, I, true); }));
 }
 
 // The pack's outputs are those of its sequences alone.

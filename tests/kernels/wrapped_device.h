@@ -48,6 +48,9 @@ class WrappedDevice : public TestDevice {
   void Run(const Nf4DequantArgs& args) override { RunOrReplace(args); }
   void Run(const RmsNormForwardArgs& args) override { RunOrReplace(args); }
   void Run(const RmsNormBackwardArgs& args) override { RunOrReplace(args); }
+  void Run(const HeadNormForwardArgs& args) override { RunOrReplace(args); }
+  void Run(const HeadNormBackwardArgs& args) override { RunOrReplace(args); }
+  void Run(const AddBiasArgs& args) override { RunOrReplace(args); }
   void Run(const RopeArgs& args) override { RunOrReplace(args); }
   void Run(const AttentionForwardArgs& args) override { RunOrReplace(args); }
   void Run(const AttentionBackwardArgs& args) override { RunOrReplace(args); }
@@ -77,8 +80,9 @@ class WrappedDevice : public TestDevice {
 
   std::tuple<
       Replacement<GatherRowsArgs>, Replacement<WidenArgs>, Replacement<Nf4DequantArgs>,
-      Replacement<RmsNormForwardArgs>, Replacement<RmsNormBackwardArgs>, Replacement<RopeArgs>,
-      Replacement<AttentionForwardArgs>, Replacement<AttentionBackwardArgs>,
+      Replacement<RmsNormForwardArgs>, Replacement<RmsNormBackwardArgs>,
+      Replacement<HeadNormForwardArgs>, Replacement<HeadNormBackwardArgs>, Replacement<AddBiasArgs>,
+      Replacement<RopeArgs>, Replacement<AttentionForwardArgs>, Replacement<AttentionBackwardArgs>,
       Replacement<SwigluForwardArgs>, Replacement<SwigluBackwardArgs>, Replacement<GemmArgs>,
       Replacement<AxpyArgs>, Replacement<DropoutArgs>, Replacement<GatherActRowsArgs>,
       Replacement<ScatterActRowsArgs>, Replacement<LossSliceArgs>, Replacement<LossTargetRowsArgs>,

@@ -29,13 +29,46 @@ void Transpose(const float* src, int64_t stride, int64_t rows, int64_t D, float*
   }
 }
 
-// First key after the causal bound of query row i, in a block that starts at key j0.
-SOUP_INLINE int64_t VisibleKeys(int64_t row, int64_t j0) { return Min(kBlock, row - j0 + 1); }
+SOUP_INLINE int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Keys [begin, end) of a block that starts at key j0 are visible to query `row`. window 0: no lower
+// bound.
+struct Visible {
+  int64_t begin, end;
+};
+SOUP_INLINE Visible VisibleKeys(int64_t row, int64_t j0, int64_t window) {
+  return {window > 0 ? Min(kBlock, Max(0, row - window + 1 - j0)) : 0,
+          Max(0, Min(kBlock, row - j0 + 1))};
+}
+SOUP_INLINE void Mask(float* s, Visible visible) {
+  for (int64_t j = 0; j < visible.begin; ++j) s[j] = -__builtin_inff();
+  for (int64_t j = visible.end; j < kBlock; ++j) s[j] = -__builtin_inff();
+}
+// The first key block that query rows from i0 on see.
+SOUP_INLINE int64_t FirstBlock(int64_t i0, int64_t window) {
+  return window > 0 ? Max(0, i0 - window + 1) / kBlock * kBlock : 0;
+}
+// One past the last query row that sees a key of the block at j0.
+SOUP_INLINE int64_t LastRow(int64_t j0, int64_t length, int64_t window) {
+  return window > 0 ? Min(length, j0 + kBlock - 1 + window) : length;
+}
+
+// s = cap * tanh(scale * s / cap).
+SOUP_INLINE void CapScores(float* s, float scale, float cap) {
+  const F16 vscale = Set(scale), vcap = Set(cap), inverse = Set(1.0f / cap);
+  for (int64_t j = 0; j < kBlock; j += kLanes) {
+    Store(s + j, SoftCap(Load(s + j) * vscale, vcap, inverse));
+  }
+}
 
 // One row of scores: s = scale * s where visible, -inf elsewhere; running maximum and sum; s
 // becomes exp(s - maximum). Returns the factor that earlier sums and outputs must be multiplied by.
-SOUP_INLINE float SoftmaxRow(float* s, int64_t visible, float scale, float* m, float* l) {
-  for (int64_t j = visible; j < kBlock; ++j) s[j] = -__builtin_inff();
+SOUP_INLINE float SoftmaxRow(float* s, Visible visible, float scale, float* m, float* l) {
+  if (visible.begin >= visible.end) {  // the window has left the block behind, or not reached it
+    for (int64_t j = 0; j < kBlock; ++j) s[j] = 0.0f;
+    return 1.0f;
+  }
+  Mask(s, visible);
   const F16 vscale = Set(scale);
   F16 largest = Set(*m);
   for (int64_t j = 0; j < kBlock; j += kLanes) {
@@ -67,6 +100,8 @@ struct ForwardHead {
   int64_t out_stride;
   int64_t D;
   float scale;
+  int64_t window;
+  float soft_cap;
 };
 
 // Rows [i0, i0 + rows) against keys [j0, j0 + keys); out holds the unnormalised output so far.
@@ -74,15 +109,19 @@ void ForwardBlock(const ForwardHead& h, int64_t i0, int64_t rows, int64_t j0, in
                   const float* k_transposed, float* s, float* m, float* l) {
   Matmul({rows, kBlock, h.D, h.q + i0 * h.stride, h.stride, 1, k_transposed, kBlock, s, kBlock,
           false});
+  const bool first = j0 == FirstBlock(i0, h.window);
+  const bool capped = h.soft_cap > 0;
   for (int64_t r = 0; r < rows; ++r) {
-    const float factor = SoftmaxRow(s + r * kBlock, VisibleKeys(i0 + r, j0), h.scale, m + r, l + r);
+    if (capped) CapScores(s + r * kBlock, h.scale, h.soft_cap);
+    const float factor = SoftmaxRow(s + r * kBlock, VisibleKeys(i0 + r, j0, h.window),
+                                    capped ? 1.0f : h.scale, m + r, l + r);
     float* __restrict out = h.out + (i0 + r) * h.out_stride;
-    if (j0 > 0) {
+    if (!first) {
       for (int64_t d = 0; d < h.D; ++d) out[d] *= factor;
     }
   }
   Matmul({rows, h.D, keys, s, kBlock, 1, h.v + j0 * h.stride, h.stride, h.out + i0 * h.out_stride,
-          h.out_stride, j0 > 0});
+          h.out_stride, !first});
 }
 
 }  // namespace
@@ -101,7 +140,9 @@ void AttentionForwardTask(const AttentionForwardArgs& args, int64_t sequence, in
                          static_cast<float*>(args.out) + begin * args.Hq * D + head * D,
                          args.Hq * D,
                          D,
-                         args.scale};
+                         args.scale,
+                         args.window,
+                         args.soft_cap};
   float* k_transposed = scratch;
   float* s = k_transposed + D * kBlock;
   float* m = s + kBlock * kBlock;
@@ -112,10 +153,11 @@ void AttentionForwardTask(const AttentionForwardArgs& args, int64_t sequence, in
       m[r] = -__builtin_inff();
       l[r] = 0.0f;
     }
-    for (int64_t j0 = 0; j0 < super_end; j0 += kBlock) {
+    for (int64_t j0 = FirstBlock(super, args.window); j0 < super_end; j0 += kBlock) {
       const int64_t keys = Min(kBlock, length - j0);
+      const int64_t last_row = Min(super_end, LastRow(j0, length, args.window));
       Transpose(h.k + j0 * h.stride, h.stride, keys, D, k_transposed);
-      for (int64_t i0 = super > j0 ? super : j0; i0 < super_end; i0 += kBlock) {
+      for (int64_t i0 = Max(super, j0); i0 < last_row; i0 += kBlock) {
         ForwardBlock(h, i0, Min(kBlock, super_end - i0), j0, keys, k_transposed, s, m + i0 - super,
                      l + i0 - super);
       }
@@ -141,25 +183,38 @@ void AttentionDeltaLoop(const AttentionBackwardArgs& args, int64_t begin, int64_
 namespace {
 
 // One query head's block in the backward: p = exp(scale * s - lse), ds = p * (dp - delta) * scale,
-// both over [rows, kBlock], masked to 0 above the diagonal.
+// both over [rows, kBlock], masked to 0 where the key is not visible. With a soft cap p is that of
+// the capped score, and ds is times the cap's slope.
 struct BackwardRows {
   const float* lse;    // of the first row, stride Hq
   const float* delta;  // likewise
   int64_t Hq;
   float scale;
+  int64_t window;
+  float soft_cap;
 };
 void ProbabilityGradients(const BackwardRows& b, int64_t rows, int64_t i0, int64_t j0,
                           float* s_to_p, float* dp_to_ds) {
   const F16 scale = Set(b.scale);
+  const bool capped = b.soft_cap > 0;
+  const F16 inverse_cap = Set(capped ? 1.0f / b.soft_cap : 0.0f);
   for (int64_t r = 0; r < rows; ++r) {
     float* s = s_to_p + r * kBlock;
     float* ds = dp_to_ds + r * kBlock;
-    const int64_t visible = VisibleKeys(i0 + r, j0);
-    for (int64_t j = visible; j < kBlock; ++j) s[j] = -__builtin_inff();
+    if (capped) {
+      CapScores(s, b.scale, b.soft_cap);
+      for (int64_t j = 0; j < kBlock; j += kLanes) {
+        // (dp - delta) times the slope; delta is spent then
+        Store(ds + j,
+              (Load(ds + j) - Set(b.delta[r * b.Hq])) * SoftCapSlope(Load(s + j), inverse_cap));
+      }
+    }
+    Mask(s, VisibleKeys(i0 + r, j0, b.window));
     const F16 lse = Set(b.lse[r * b.Hq]);
-    const F16 delta = Set(b.delta[r * b.Hq]);
+    const F16 delta = Set(capped ? 0.0f : b.delta[r * b.Hq]);
+    const F16 s_scale = capped ? Set(1.0f) : scale;
     for (int64_t j = 0; j < kBlock; j += kLanes) {
-      const F16 p = Exp(Load(s + j) * scale - lse);
+      const F16 p = Exp(Load(s + j) * s_scale - lse);
       Store(s + j, p);
       Store(ds + j, p * (Load(ds + j) - delta) * scale);
     }
@@ -205,13 +260,14 @@ void AttentionBackwardTask(const AttentionBackwardArgs& args, int64_t sequence, 
       const float* q = static_cast<const float*>(args.q) + begin * in + head * D;
       const float* dout = static_cast<const float*>(args.dout) + begin * out + head * D;
       float* dq = dq_group + g * D;
-      for (int64_t i0 = j0; i0 < length; i0 += kBlock) {
+      for (int64_t i0 = j0; i0 < LastRow(j0, length, args.window); i0 += kBlock) {
         const int64_t rows = Min(kBlock, length - i0);
         const int64_t first = (begin + i0) * args.Hq + head;
         Matmul({rows, kBlock, D, q + i0 * in, in, 1, k_transposed, kBlock, p, kBlock, false});
         Matmul({rows, kBlock, D, dout + i0 * out, out, 1, v_transposed, kBlock, ds, kBlock, false});
-        ProbabilityGradients({args.lse + first, args.delta + first, args.Hq, args.scale}, rows, i0,
-                             j0, p, ds);
+        ProbabilityGradients(
+            {args.lse + first, args.delta + first, args.Hq, args.scale, args.window, args.soft_cap},
+            rows, i0, j0, p, ds);
         Matmul({keys, D, rows, p, 1, kBlock, dout + i0 * out, out, dv + j0 * grad, grad, true});
         Matmul({keys, D, rows, ds, 1, kBlock, q + i0 * in, in, dk + j0 * grad, grad, true});
         Matmul({rows, D, keys, ds, kBlock, 1, k + j0 * in, in, dq + i0 * grad, grad, true});

@@ -16,35 +16,55 @@ void GatherRowsLoop(const GatherRowsArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void SwigluForwardLoop(const SwigluForwardArgs& args, int64_t begin, int64_t end) {
+namespace {
+
+// f(gate) * up.
+SOUP_INLINE F16 SiluTimes(F16 gate, F16 up) {
+  return gate / (Set(1.0f) + Exp(Set(0.0f) - gate)) * up;
+}
+SOUP_INLINE F16 GeluTanhOf(F16 x) {
+  return Tanh(Set(0.7978845608028654f) * (x + Set(0.044715f) * (x * x * x)));
+}
+SOUP_INLINE F16 GeluTimes(F16 gate, F16 up) {
+  return Set(0.5f) * gate * (Set(1.0f) + GeluTanhOf(gate)) * up;
+}
+
+struct GatePair {
+  F16 d_gate, d_up;
+};
+// With s = sigmoid(gate): d_up = dy * gate * s; d_gate = dy * up * s * (1 + gate * (1 - s)).
+SOUP_INLINE GatePair SiluBackward(F16 gate, F16 up, F16 dy) {
   const F16 one = Set(1.0f);
-  const auto silu_times = [&](F16 gate, F16 up) {
-    return gate / (one + Exp(Set(0.0f) - gate)) * up;
-  };
+  const F16 s = one / (one + Exp(Set(0.0f) - gate));
+  return {dy * up * s * (one + gate * (one - s)), dy * (gate * s)};
+}
+// With t the tanh: f' = (1 + t) / 2 + gate / 2 * (1 - t^2) * sqrt(2 / pi) * (1 + 3 * 0.044715
+// gate^2)
+SOUP_INLINE GatePair GeluBackward(F16 gate, F16 up, F16 dy) {
+  const F16 one = Set(1.0f), half = Set(0.5f);
+  const F16 t = GeluTanhOf(gate);
+  const F16 inner = Set(0.7978845608028654f) * (one + Set(0.134145f) * (gate * gate));
+  const F16 slope = half * (one + t) + half * gate * (one - t * t) * inner;
+  return {dy * up * slope, dy * (half * gate * (one + t))};
+}
+
+template <typename Fn>
+SOUP_INLINE void GateForward(const SwigluForwardArgs& args, int64_t begin, int64_t end, Fn times) {
   for (int64_t t = begin; t < end; ++t) {
     const float* gate = static_cast<const float*>(args.gate_up) + t * 2 * args.I;
     const float* up = gate + args.I;
     float* y = static_cast<float*>(args.y) + t * args.I;
     int64_t i = 0;
-    for (; i + kLanes <= args.I; i += kLanes) {
-      Store(y + i, silu_times(Load(gate + i), Load(up + i)));
-    }
+    for (; i + kLanes <= args.I; i += kLanes) Store(y + i, times(Load(gate + i), Load(up + i)));
     if (const int64_t n = args.I - i; n > 0) {
-      StoreFirst(y + i, silu_times(LoadFirst(gate + i, n), LoadFirst(up + i, n)), n);
+      StoreFirst(y + i, times(LoadFirst(gate + i, n), LoadFirst(up + i, n)), n);
     }
   }
 }
 
-// With s = sigmoid(gate): d_up = dy * gate * s; d_gate = dy * up * s * (1 + gate * (1 - s)).
-void SwigluBackwardLoop(const SwigluBackwardArgs& args, int64_t begin, int64_t end) {
-  const F16 one = Set(1.0f);
-  struct Pair {
-    F16 d_gate, d_up;
-  };
-  const auto backward = [&](F16 gate, F16 up, F16 dy) {
-    const F16 s = one / (one + Exp(Set(0.0f) - gate));
-    return Pair{dy * up * s * (one + gate * (one - s)), dy * (gate * s)};
-  };
+template <typename Fn>
+SOUP_INLINE void GateBackward(const SwigluBackwardArgs& args, int64_t begin, int64_t end,
+                              Fn backward) {
   for (int64_t t = begin; t < end; ++t) {
     const float* gate = static_cast<const float*>(args.gate_up) + t * 2 * args.I;
     const float* up = gate + args.I;
@@ -53,21 +73,49 @@ void SwigluBackwardLoop(const SwigluBackwardArgs& args, int64_t begin, int64_t e
     float* d_up = d_gate + args.I;
     int64_t i = 0;
     for (; i + kLanes <= args.I; i += kLanes) {
-      const Pair d = backward(Load(gate + i), Load(up + i), Load(dy + i));
+      const GatePair d = backward(Load(gate + i), Load(up + i), Load(dy + i));
       Store(d_gate + i, d.d_gate);
       Store(d_up + i, d.d_up);
     }
     if (const int64_t n = args.I - i; n > 0) {
-      const Pair d = backward(LoadFirst(gate + i, n), LoadFirst(up + i, n), LoadFirst(dy + i, n));
+      const GatePair d =
+          backward(LoadFirst(gate + i, n), LoadFirst(up + i, n), LoadFirst(dy + i, n));
       StoreFirst(d_gate + i, d.d_gate, n);
       StoreFirst(d_up + i, d.d_up, n);
     }
   }
 }
 
+}  // namespace
+
+void SwigluForwardLoop(const SwigluForwardArgs& args, int64_t begin, int64_t end) {
+  if (args.gate == GateActivation::kSilu) {
+    GateForward(args, begin, end, [](F16 gate, F16 up) { return SiluTimes(gate, up); });
+  } else {
+    GateForward(args, begin, end, [](F16 gate, F16 up) { return GeluTimes(gate, up); });
+  }
+}
+
+void SwigluBackwardLoop(const SwigluBackwardArgs& args, int64_t begin, int64_t end) {
+  if (args.gate == GateActivation::kSilu) {
+    GateBackward(args, begin, end,
+                 [](F16 gate, F16 up, F16 dy) { return SiluBackward(gate, up, dy); });
+  } else {
+    GateBackward(args, begin, end,
+                 [](F16 gate, F16 up, F16 dy) { return GeluBackward(gate, up, dy); });
+  }
+}
+
+void AddBiasLoop(const AddBiasArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    float* __restrict y = static_cast<float*>(args.y) + t * args.row_stride;
+    for (int64_t i = 0; i < args.N; ++i) y[i] += WidenBf16(args.bias[i]);
+  }
+}
+
 void AxpyLoop(const AxpyArgs& args, int64_t begin, int64_t end) {
   const float* x = static_cast<const float*>(args.x);
-  float* __restrict y = static_cast<float*>(args.y);
+  float* y = static_cast<float*>(args.y);  // may be x
   const float scale = args.scale;
   if (args.accumulate) {
     for (int64_t i = begin; i < end; ++i) y[i] += scale * x[i];

@@ -11,6 +11,9 @@ void WidenLoop(const WidenArgs& args, int64_t begin, int64_t end);
 void GatherRowsLoop(const GatherRowsArgs& args, int64_t begin, int64_t end);
 void RmsNormForwardLoop(const RmsNormForwardArgs& args, int64_t begin, int64_t end);
 void RmsNormBackwardLoop(const RmsNormBackwardArgs& args, int64_t begin, int64_t end);
+void HeadNormForwardLoop(const HeadNormForwardArgs& args, int64_t begin, int64_t end);
+void HeadNormBackwardLoop(const HeadNormBackwardArgs& args, int64_t begin, int64_t end);
+void AddBiasLoop(const AddBiasArgs& args, int64_t begin, int64_t end);
 void RopeLoop(const RopeArgs& args, int64_t begin, int64_t end, float* scratch);
 void AttentionForwardTask(const AttentionForwardArgs& args, int64_t sequence, int64_t head,
                           float* scratch);

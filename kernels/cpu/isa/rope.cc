@@ -38,7 +38,7 @@ SOUP_INLINE void SinCos(double x, double* sin_x, double* cos_x) {
 }  // namespace
 
 void RopeLoop(const RopeArgs& args, int64_t begin, int64_t end, float* scratch) {
-  const int64_t half = args.D / 2;
+  const int64_t half = (args.rotary > 0 ? args.rotary : args.D) / 2;
   float* __restrict cosines = scratch;
   float* __restrict sines = scratch + half;
   for (int64_t t = begin; t < end; ++t) {
@@ -46,8 +46,8 @@ void RopeLoop(const RopeArgs& args, int64_t begin, int64_t end, float* scratch) 
     for (int64_t i = 0; i < half; ++i) {
       double s, c;
       SinCos(static_cast<double>(position * args.inv_freq[i]), &s, &c);
-      cosines[i] = static_cast<float>(c);
-      sines[i] = static_cast<float>(args.inverse ? -s : s);
+      cosines[i] = static_cast<float>(c) * args.scale;
+      sines[i] = static_cast<float>(args.inverse ? -s : s) * args.scale;
     }
     float* row = static_cast<float*>(args.x) + t * args.row_stride;
     for (int64_t h = 0; h < args.heads; ++h) {

@@ -158,6 +158,28 @@ SOUP_INLINE F16 Exp(F16 x) {
   return SelectLess(x, low, Set(0.0f), result);
 }
 
+// tanh within 2 ulp, relative near zero too: Cephes' tanhf (Moshier), its polynomial below 0.625
+// and 1 - 2 / (e^2x + 1) above. NaN stays NaN.
+SOUP_INLINE F16 Tanh(F16 x) {
+  const F16 one = Set(1.0f);
+  const F16 z = x * x;
+  F16 p = Set(-5.70498872745e-3f);
+  p = p * z + Set(2.06390887954e-2f);
+  p = p * z + Set(-5.37397155531e-2f);
+  p = p * z + Set(1.33314422036e-1f);
+  p = p * z + Set(-3.33332819422e-1f);
+  const F16 small = p * z * x + x;
+  const F16 large = one - Set(2.0f) / (Exp(x + x) + one);
+  return SelectLess(z, Set(0.390625f), small, large);
+}
+// cap * tanh(x / cap)
+SOUP_INLINE F16 SoftCap(F16 x, F16 cap, F16 inverse_cap) { return cap * Tanh(x * inverse_cap); }
+// Slope of the above where its result is y.
+SOUP_INLINE F16 SoftCapSlope(F16 y, F16 inverse_cap) {
+  const F16 t = y * inverse_cap;
+  return Set(1.0f) - t * t;
+}
+
 // Dot product of n values: blocks of 1024 in 16 fp32 lanes, blocks added in double.
 SOUP_INLINE double Dot(const float* x, const float* y, int64_t n) {
   double total = 0.0;

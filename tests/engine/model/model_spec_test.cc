@@ -6,6 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "engine/model/layer_layout.h"
+#include "engine/model/rope_table.h"
 #include "tests/support/seeded_rng.h"
 #include "tests/support/whole_file.h"
 
@@ -39,6 +41,12 @@ ModelSpec Parsed(const Json& config) {
   return spec.ok() ? *spec : ModelSpec();
 }
 
+Json GoldenConfig(const std::string& name) {
+  return Json::parse(
+      ReadWhole(std::string(SOUP_TEST_DATA_DIR) + "/golden/" + name + "/config.json"));
+}
+ModelSpec Golden(const std::string& name) { return Parsed(GoldenConfig(name)); }
+
 std::string CaseConfig(const std::string& variant) {
   return ReadWhole(std::string(SOUP_TEST_DATA_DIR) + "/cases/21-llama3-rope/over-" + variant +
                    "/config.json");
@@ -65,11 +73,127 @@ TEST(ModelSpec, ReadsALlamaConfig) {
 
 TEST(ModelSpec, ReadsTheGoldenConfigs) {
   for (const char* name : {"llama", "llama31", "smollm"}) {
-    const auto spec = ParseModelSpec(
-        ReadWhole(std::string(SOUP_TEST_DATA_DIR) + "/golden/" + name + "/config.json"));
-    ASSERT_TRUE(spec.ok()) << name << spec.status();
-    EXPECT_EQ(spec->tied_head, std::string(name) == "smollm");
+    EXPECT_EQ(Golden(name).tied_head, std::string(name) == "smollm");
   }
+}
+
+TEST(Families, ReadTheGoldenConfigs) {
+  const ModelSpec qwen2 = Golden("qwen2");
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && qwen2.tied_head);
+  EXPECT_EQ(qwen2.kind(2).window, 0);
+  const ModelSpec qwen3 = Golden("qwen3");
+  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.head_dim, 32);
+  EXPECT_EQ(qwen3.qkv_row(), qwen3.qkv_width() + qwen3.q_width() + qwen3.kv_width());
+  const ModelSpec mistral = Golden("mistral");
+  for (int64_t l = 0; l < mistral.layers; ++l) EXPECT_EQ(mistral.kind(l).window, 8);
+  const ModelSpec phi3 = Golden("phi3");
+  EXPECT_TRUE(phi3.fused_projections);
+  EXPECT_EQ(phi3.eos_token_id, -1) << "32000 is no token of this vocabulary";
+  EXPECT_EQ(ModuleNames(AdaptableModules(phi3)), "o_proj, qkv_proj, down_proj, gate_up_proj");
+  const ModelSpec gemma2 = Golden("gemma2");
+  EXPECT_TRUE(gemma2.post_norms && gemma2.tied_head && !gemma2.qk_norm);
+  EXPECT_EQ(gemma2.activation, Activation::kGeluTanh);
+  EXPECT_EQ(gemma2.norm_offset, 1);
+  EXPECT_EQ(gemma2.embedding_scale, 8);
+  EXPECT_EQ(gemma2.attention_soft_cap, 50);
+  EXPECT_EQ(gemma2.final_soft_cap, 30);
+  EXPECT_DOUBLE_EQ(gemma2.attention_scale(), 1 / std::sqrt(24.0));
+  EXPECT_EQ(gemma2.kind(0).window, 8);
+  EXPECT_EQ(gemma2.kind(1).window, 0);
+  const ModelSpec gemma3 = Golden("gemma3");
+  EXPECT_TRUE(gemma3.post_norms && gemma3.qk_norm && gemma3.has_local_rope);
+  EXPECT_EQ(gemma3.rope.theta, 1e6);
+  EXPECT_EQ(gemma3.local_rope.theta, 1e4);
+  EXPECT_TRUE(gemma3.kind(2).local_rope);
+  EXPECT_EQ(gemma3.attention_soft_cap, 0) << "null: none";
+  EXPECT_EQ(RopeTableFloats(gemma3), 2 * 16);
+  EXPECT_EQ(RopeFor(gemma3, 0, 5).offset, 16);
+}
+
+TEST(Families, AnUnknownKeyThatSpeaksOfMathsIsRefused) {
+  for (const char* name : {"llama", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"}) {
+    for (const char* key : {"residual_multiplier", "logit_scale", "qk_layernorm", "num_experts",
+                            "attention_multiplier", "use_bidirectional_attention"}) {
+      Json config = GoldenConfig(name);
+      config[key] = 2.5;
+      ExpectRefused(config, {key});
+      config[key] = nullptr;
+      EXPECT_TRUE(ParseModelSpec(config.dump()).ok()) << name << key;
+    }
+    Json config = GoldenConfig(name);
+    config["transformers.js_config"] = {{"dtype", "q4"}};
+    config["unsloth_fixed"] = true;
+    EXPECT_TRUE(ParseModelSpec(config.dump()).ok()) << name;
+  }
+}
+
+TEST(Families, WindowsByLayer) {
+  const auto windows = [](const Json& config) {
+    std::vector<int64_t> out;
+    const ModelSpec spec = Parsed(config);
+    for (int64_t l = 0; l < spec.layers; ++l) out.push_back(spec.kind(l).window);
+    return out;
+  };
+  using Windows = std::vector<int64_t>;
+  Json qwen = GoldenConfig("qwen2");
+  qwen.erase("layer_types");
+  qwen["sliding_window"] = 16;
+  EXPECT_EQ(windows(qwen), Windows({0, 0, 0})) << "use_sliding_window is false";
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(windows(qwen), Windows({0, 0, 0})) << "max_window_layers is 28";
+  qwen["max_window_layers"] = 1;
+  EXPECT_EQ(windows(qwen), Windows({0, 16, 16}));
+  qwen["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
+  EXPECT_EQ(windows(qwen), Windows({16, 0, 0}));
+  qwen["use_sliding_window"] = false;
+  ExpectRefused(qwen, {"layer_types", "sliding_window"});
+  qwen["layer_types"] = {"chunked_attention", "full_attention", "full_attention"};
+  ExpectRefused(qwen, {"chunked_attention"});
+  qwen["layer_types"] = {"full_attention"};
+  ExpectRefused(qwen, {"layer_types has 1"});
+  Json mistral = GoldenConfig("mistral");
+  mistral["sliding_window"] = nullptr;
+  EXPECT_EQ(windows(mistral), Windows({0, 0, 0}));
+  mistral.erase("sliding_window");
+  EXPECT_EQ(windows(mistral), Windows({4096, 4096, 4096})) << "the class's default";
+  Json gemma = GoldenConfig("gemma3");
+  gemma.erase("layer_types");
+  gemma.erase("_sliding_window_pattern");
+  gemma["sliding_window_pattern"] = 2;
+  EXPECT_EQ(windows(gemma), Windows({8, 0, 8}));
+}
+
+TEST(Families, Gemma3RopeInBothSpellings) {
+  Json config = GoldenConfig("gemma3");
+  config.erase("rope_parameters");
+  config["rope_theta"] = 5e5;
+  config["rope_local_base_freq"] = 2e4;
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  const ModelSpec spec = Parsed(config);
+  EXPECT_EQ(spec.rope.theta, 5e5);
+  EXPECT_EQ(spec.rope.type, RopeType::kLinear);
+  EXPECT_EQ(spec.local_rope.theta, 2e4);
+  EXPECT_EQ(spec.local_rope.type, RopeType::kDefault);
+  config["rope_parameters"] = {{"full_attention", {{"rope_type", "default"}}}};
+  ExpectRefused(config, {"rope_parameters", "rope_scaling"});
+  config.erase("rope_scaling");
+  config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}};
+  ExpectRefused(config, {"rope_parameters", "full_attention"});
+}
+
+TEST(Families, BiasesByKey) {
+  Json config = Llama();
+  config["attention_bias"] = true;
+  config["mlp_bias"] = true;
+  const ModelSpec spec = Parsed(config);
+  EXPECT_TRUE(spec.qkv_bias && spec.o_bias && spec.mlp_bias);
+  Json phi = GoldenConfig("phi3");
+  phi["attention_bias"] = true;
+  ExpectRefused(phi, {"attention_bias"});
+  phi["attention_bias"] = false;
+  phi["resid_pdrop"] = 0.1;
+  ExpectRefused(phi, {"resid_pdrop", "0.1"});
 }
 
 TEST(ModelSpec, AbsentAndNullKeysTakeTheLibrarysDefaults) {
@@ -101,8 +225,8 @@ TEST(ModelSpec, WhatIsNotSupportedIsRefusedByName) {
   ExpectRefused(with("architectures", {"LlamaForSequenceClassification"}),
                 {"LlamaForSequenceClassification", "LlamaForCausalLM"});
   ExpectRefused(with("hidden_act", "gelu"), {"hidden_act", "gelu", "silu"});
-  ExpectRefused(with("attention_bias", true), {"attention_bias"});
-  ExpectRefused(with("mlp_bias", true), {"mlp_bias"});
+  ExpectRefused(with("sliding_window", 128), {"sliding_window", "128"});
+  ExpectRefused(with("residual_multiplier", 0.22), {"residual_multiplier", "0.22"});
   ExpectRefused(with("mlp_bias", "no"), {"mlp_bias"});
   ExpectRefused(with("attention_dropout", 0.1), {"attention_dropout", "0.1"});
   EXPECT_TRUE(ParseModelSpec(with("attention_dropout", 0).dump()).ok());
@@ -112,7 +236,6 @@ TEST(ModelSpec, WhatIsNotSupportedIsRefusedByName) {
   ExpectRefused(with("num_key_value_heads", 3), {"num_key_value_heads 3"});
   ExpectRefused(with("num_attention_heads", 5), {"num_attention_heads 5"});
   ExpectRefused(with("head_dim", 15), {"head_dim 15"});
-  ExpectRefused(with("eos_token_id", 320), {"eos_token_id", "320"});
   ExpectRefused(with("eos_token_id", "</s>"), {"eos_token_id"});
   ExpectRefused(with("tie_word_embeddings", "yes"), {"tie_word_embeddings"});
 }
@@ -185,12 +308,44 @@ TEST(Rope, EverySpellingOfLlama3GivesTheFrequenciesOfCase21) {
 }
 
 TEST(Rope, OtherTypesOfCase21AreRefusedByName) {
-  for (const auto& [variant, name] : {std::pair("yarn", "yarn"), std::pair("unknown", "spiral")}) {
-    const auto spec = ParseModelSpec(CaseConfig(variant));
-    EXPECT_TRUE(absl::IsInvalidArgument(spec.status())) << spec.status();
-    EXPECT_THAT(std::string(spec.status().message()), HasSubstr("rope_type"));
-    EXPECT_THAT(std::string(spec.status().message()), HasSubstr(name));
-  }
+  const auto spec = ParseModelSpec(CaseConfig("unknown"));
+  EXPECT_TRUE(absl::IsInvalidArgument(spec.status())) << spec.status();
+  EXPECT_THAT(std::string(spec.status().message()), HasSubstr("rope_type"));
+  EXPECT_THAT(std::string(spec.status().message()), HasSubstr("spiral"));
+}
+
+// Values of transformers 5: _compute_yarn_parameters of the same config.
+TEST(Rope, YarnOfCase21IsComputed) {
+  const auto spec = ParseModelSpec(CaseConfig("yarn"));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->rope.type, RopeType::kYarn);
+  EXPECT_NEAR(spec->rope.attention_factor, 0.1 * std::log(4.0) + 1, 1e-12);
+  const std::vector<float> got = RopeInverseFrequencies(*spec);
+  const float want[] = {1.0f,           0.237170815f,    0.049999997f,    0.00790569466f,
+                        0.00249999994f, 0.000790569466f, 0.000250000012f, 7.90569466e-05f};
+  ASSERT_EQ(got.size(), std::size(want));
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_FLOAT_EQ(got[i], want[i]) << i;
+}
+
+TEST(Rope, LongRopeTakesItsLongTableBeyondTheOriginalContext) {
+  Json config = GoldenConfig("phi3");
+  const std::vector<double> shorter(8, 1.5), longer(8, 6.0);
+  config["original_max_position_embeddings"] = 16;
+  config["rope_parameters"] = {
+      {"rope_type", "su"}, {"rope_theta", 1e4}, {"short_factor", shorter}, {"long_factor", longer}};
+  const ModelSpec spec = Parsed(config);
+  EXPECT_EQ(spec.rope.type, RopeType::kLongRope);
+  EXPECT_NEAR(spec.rope.attention_factor, std::sqrt(1 + std::log(32.0) / std::log(16.0)), 1e-12);
+  EXPECT_EQ(RopeTableFloats(spec), 16);
+  EXPECT_EQ(RopeFor(spec, 0, 16).offset, 0);
+  EXPECT_EQ(RopeFor(spec, 0, 17).offset, 8);
+  const std::vector<float> tables = RopeTables(spec);
+  EXPECT_FLOAT_EQ(tables[0], 1 / 1.5f);
+  EXPECT_FLOAT_EQ(tables[8], 1 / 6.0f);
+  config["rope_parameters"]["long_factor"] = {1.0};
+  ExpectRefused(config, {"long_factor"});
+  config["rope_parameters"] = {{"rope_type", "llama3"}, {"rope_theta", 1e4}};
+  ExpectRefused(config, {"rope_type", "llama3", "phi3"});
 }
 
 TEST(Rope, DefaultAndLinear) {

@@ -32,8 +32,8 @@ PassJob RandomPassJob(testing::SeededRng& rng, const std::string& id) {
   job.job_id = id;
   job.lora.r = static_cast<int32_t>(rng.Int(1, 64));
   job.lora.dropout = rng.Chance(0.5);
-  for (int m = 0; m < kModules; ++m) {
-    if (rng.Chance(0.6)) job.lora.targets.push_back(static_cast<Module>(m));
+  for (const Module m : AdaptableModules(ModelSpec())) {
+    if (rng.Chance(0.6)) job.lora.targets.push_back(m);
   }
   if (job.lora.targets.empty()) job.lora.targets = {Module::kQ};
   job.numeric.backend = "cpu";

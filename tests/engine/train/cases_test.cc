@@ -56,7 +56,7 @@ class CaseRun {
     if (setup.dataset == nullptr) return;
     setup.shape.model = base.spec;
     setup.shape.lora.r = job.r;
-    for (int m = 0; m < kModules; ++m) setup.shape.lora.targets.push_back(static_cast<Module>(m));
+    setup.shape.lora.targets = AdaptableModules(setup.shape.model);
     setup.shape.lengths = setup.dataset->TrainLengths();
     setup.shape.batch.batch_size = job.batch_size;
     setup.shape.batch.epochs = job.epochs;

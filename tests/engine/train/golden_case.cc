@@ -23,14 +23,15 @@ absl::StatusOr<nlohmann::json> ReadJson(const std::string& path) {
   return j;
 }
 
-absl::Status ReadAdapterConfig(GoldenCase& golden) {
+// Names that the model has no module of match nothing, as in peft.
+absl::Status ReadAdapterConfig(GoldenCase& golden, const ModelSpec& spec) {
   SOUP_ASSIGN_OR_RETURN(const nlohmann::json j, ReadJson(golden.folder + "/adapter.json"));
   golden.lora.r = j.at("r").get<int32_t>();
   golden.lora_config.alpha = j.at("lora_alpha").get<double>();
   golden.lora_config.rslora = j.value("use_rslora", false);
   for (const auto& name : j.at("target_modules")) {
     SOUP_ASSIGN_OR_RETURN(const Module m, ParseModule(name.get<std::string>()));
-    golden.lora.targets.push_back(m);
+    if (HasModule(spec, m)) golden.lora.targets.push_back(m);
   }
   std::sort(golden.lora.targets.begin(), golden.lora.targets.end());
   return absl::OkStatus();
@@ -90,8 +91,11 @@ ModelBase BorrowBase(const cache::MemoryBase& memory) {
 absl::StatusOr<std::unique_ptr<GoldenCase>> GoldenCase::Load(const std::string& folder) {
   auto golden = std::make_unique<GoldenCase>();
   golden->folder = folder;
+  SOUP_ASSIGN_OR_RETURN(const std::string config,
+                        RealFileSystem().ReadFile(folder + "/config.json"));
+  SOUP_ASSIGN_OR_RETURN(const ModelSpec spec, ParseModelSpec(config));
   try {
-    SOUP_RETURN_IF_ERROR(ReadAdapterConfig(*golden));
+    SOUP_RETURN_IF_ERROR(ReadAdapterConfig(*golden, spec));
     SOUP_RETURN_IF_ERROR(ReadReference(*golden));
   } catch (const nlohmann::json::exception& e) {
     return absl::InvalidArgumentError(absl::StrCat(folder, ": ", e.what()));

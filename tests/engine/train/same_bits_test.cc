@@ -227,6 +227,7 @@ std::vector<std::vector<std::byte>> Dequantised(BaseFormat format) {
     std::vector<std::byte> slab(to.bytes);
     for (int m = 0; m < kModules; ++m) {
       const MatrixLayout& q = from.matrices[m];
+      if (q.rows == 0) continue;
       std::vector<float> w(q.rows * q.cols);
       kernels::Nf4DequantArgs args = {};
       args.packed = src + q.data_offset;

@@ -124,7 +124,7 @@ JobSetup MakeJob(const Options& options, const ModelBase& base) {
   setup.shape.model = base.spec;
   setup.shape.format = base.format;
   setup.shape.lora.r = options.rank;
-  for (int m = 0; m < kModules; ++m) setup.shape.lora.targets.push_back(static_cast<Module>(m));
+  setup.shape.lora.targets = AdaptableModules(setup.shape.model);
   setup.shape.lengths = setup.dataset->TrainLengths();
   setup.shape.batch.batch_size = options.batch;
   setup.shape.batch.packing = true;
