@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/arena_layout.h"
 #include "engine/base/dtype.h"
@@ -31,6 +32,8 @@ constexpr int64_t kTaskBlocks = 1 << 18;
 constexpr double kNf4CodeDeviation = 0.55;
 // absmax of the blocks of a matrix lies within this part of its mean.
 constexpr float kAbsmaxSpread = 0.3f;
+// Biases are even over [-this, this).
+constexpr float kBiasRange = 0.1f;
 
 // Fills the bytes that Philox blocks [begin, end) of a stream stand for. 16 bytes a block.
 using Fill = std::function<void(const kernels::PhiloxStream&, int64_t begin, int64_t end)>;
@@ -123,6 +126,10 @@ class Filler {
 
   void Tensor(const SlabTensor& t, std::byte* slab) {
     const int64_t n = Elements(t);
+    if (absl::EndsWith(t.name, ".bias")) {
+      Add(8, n, Bf16Values(slab + t.offset, n, kBiasRange));
+      return;
+    }
     if (t.shape.size() == 1) {  // a norm
       auto* out = reinterpret_cast<uint16_t*>(slab + t.offset);
       std::fill_n(out, n, kernels::F32ToBf16(1.0f));
