@@ -38,6 +38,7 @@ using Slot = LocalFile::Slot;
 
 constexpr size_t kMaxJobFileBytes = 1 << 20;
 constexpr size_t kMaxErrorsShown = 20;
+constexpr double kMaxSourceWeight = 100;
 constexpr char kAdapterFile[] = "adapter_model.safetensors";
 constexpr char kAdapterConfigFile[] = "adapter_config.json";
 
@@ -181,7 +182,7 @@ class Builder {
     if (spec_.name().empty()) spec_.set_name(default_name);
     JobFile out;
     out.spec = spec_;
-    for (const auto& [slot, file] : files_) out.files.push_back(file);
+    for (const auto& [place, file] : files_) out.files.push_back(file);
     return out;
   }
 
@@ -270,6 +271,7 @@ class Builder {
                                ", which a job file does not use; remove it"));
     }
     if (key.kind == KeyKind::kTargets) return SetTargets(key, node, source);
+    if (key.kind == KeyKind::kSources) return SetSources(key, node, source);
     if (!node.IsScalar() || node.Scalar().empty()) return WrongType(key, node, source);
     switch (key.kind) {
       case KeyKind::kText:
@@ -285,8 +287,6 @@ class Builder {
       case KeyKind::kServerPath:
       case KeyKind::kOutputPath:
         return SetText(key, Absolute(source.folder, node.Scalar()));
-      case KeyKind::kFile:
-        return SetFile(Slot::kTrain, node.Scalar(), key, node, source);
       case KeyKind::kFractionOrFile:
         return SetValidation(key, node, source);
       case KeyKind::kAdapterFolder:
@@ -302,6 +302,7 @@ class Builder {
           spec_.mutable_resources()->set_time_limit_seconds(v);
         });
       case KeyKind::kTargets:
+      case KeyKind::kSources:
         return;  // above
     }
   }
@@ -356,15 +357,88 @@ class Builder {
   void SetFile(Slot slot, const std::string& written, const JobKey& key, const YAML::Node& node,
                const Source& source) {
     FileRefOf(&spec_, slot)->set_name(written);
-    files_[slot] = {slot, Absolute(source.folder, written),
-                    absl::StrCat(Place(source, node.Mark()), ": ", FullName(key))};
+    files_[{slot, -1}] = {slot, -1, Absolute(source.folder, written),
+                          absl::StrCat(Place(source, node.Mark()), ": ", FullName(key))};
+  }
+
+  // data.train: a file, or a list of them.
+  void SetSources(const JobKey& key, const YAML::Node& node, const Source& source) {
+    auto* data = spec_.mutable_data();
+    data->clear_train();
+    data->clear_sources();
+    for (auto it = files_.begin(); it != files_.end();)
+      it = it->first.first == Slot::kTrain ? files_.erase(it) : std::next(it);
+    if (node.IsScalar() && !node.Scalar().empty())
+      return SetFile(Slot::kTrain, node.Scalar(), key, node, source);
+    if (node.IsMap()) return AddSource(key, node, source);
+    if (!node.IsSequence() || node.size() == 0) return WrongType(key, node, source);
+    for (const auto& item : node) AddSource(key, item, source);
+  }
+
+  // One element of the list: a path, or {path, weight, format}.
+  void AddSource(const JobKey& key, const YAML::Node& node, const Source& source) {
+    const int index = spec_.data().sources_size();
+    auto* out = spec_.mutable_data()->add_sources();
+    out->set_weight(1);
+    std::string path;
+    if (node.IsScalar()) {
+      path = node.Scalar();
+    } else if (node.IsMap()) {
+      ForEachKey(node, source, FullName(key),
+                 [&](const std::string& name, const YAML::Node& value) {
+                   SetSourceKey(key, name, value, source, &path, out);
+                 });
+    } else {
+      return WrongType(key, node, source);
+    }
+    if (path.empty()) {
+      return Fail(source, node,
+                  absl::StrCat("\"", FullName(key),
+                               "\": a source has no path; e.g. {path: a.jsonl, "
+                               "weight: 2, format: messages}"));
+    }
+    out->mutable_file()->set_name(path);
+    files_[{Slot::kTrain, index}] = {
+        Slot::kTrain, index, Absolute(source.folder, path),
+        absl::StrCat(Place(source, node.Mark()), ": ", FullName(key), "[", index, "]")};
+  }
+
+  void SetSourceKey(const JobKey& key, const std::string& name, const YAML::Node& value,
+                    const Source& source, std::string* path, soup::v1::DataSource* out) {
+    static const auto* const kKeys = new std::vector<std::string>{"path", "weight", "format"};
+    if (std::find(kKeys->begin(), kKeys->end(), name) == kKeys->end()) {
+      const std::string near = Nearest(name, *kKeys);
+      return Fail(
+          source, key_mark_,
+          absl::StrCat("unknown key \"", name, "\" in a source of \"", FullName(key), "\"; ",
+                       near.empty() ? "allowed here: path, weight, format"
+                                    : absl::StrCat("did you mean \"", near, "\"?")));
+    }
+    if (!value.IsScalar() || value.Scalar().empty()) {
+      return Fail(source, value.Mark().is_null() ? key_mark_ : value.Mark(),
+                  absl::StrCat("\"", name, "\" of a source is ", KindOf(value),
+                               ", a single value was expected"));
+    }
+    if (name == "path") {
+      *path = value.Scalar();
+    } else if (name == "format") {
+      out->set_format(value.Scalar());
+    } else {
+      const auto weight = Real(value);
+      if (!weight || *weight < 0 || *weight > kMaxSourceWeight) {
+        return Fail(source, value,
+                    absl::StrCat("\"weight\" of a source is a number, 0 to ", kMaxSourceWeight,
+                                 ", found ", Shown(value)));
+      }
+      out->set_weight(*weight);
+    }
   }
 
   void SetValidation(const JobKey& key, const YAML::Node& node, const Source& source) {
     double ignored = 0;
     spec_.mutable_data()->clear_validation_file();
     spec_.mutable_data()->set_validation_fraction(0);
-    files_.erase(Slot::kValidation);
+    files_.erase({Slot::kValidation, -1});
     if (!IsQuoted(node) && absl::SimpleAtod(node.Scalar(), &ignored)) {
       const auto value = Real(node);
       if (!value || !InRange(key, *value)) return WrongType(key, node, source);
@@ -405,7 +479,7 @@ class Builder {
   }
 
   JobSpec spec_;
-  std::map<Slot, LocalFile> files_;
+  std::map<std::pair<Slot, int>, LocalFile> files_;  // by slot and source
   std::set<std::string> given_;
   std::vector<std::string> errors_;
   YAML::Mark key_mark_ = YAML::Mark::null_mark();
@@ -434,6 +508,17 @@ std::string Quoted(const std::string& text) {
   YAML::Emitter emitter;
   emitter << YAML::DoubleQuoted << text;
   return emitter.c_str();
+}
+
+std::string RenderSources(const soup::v1::DataSpec& data) {
+  if (data.sources().empty()) return Quoted(data.train().name());
+  std::vector<std::string> sources;
+  for (const soup::v1::DataSource& source : data.sources()) {
+    sources.push_back(absl::StrCat(
+        "{path: ", Quoted(source.file().name()), ", weight: ", ExactReal(source.weight()),
+        source.format().empty() ? "" : absl::StrCat(", format: ", Quoted(source.format())), "}"));
+  }
+  return absl::StrCat("[", absl::StrJoin(sources, ", "), "]");
 }
 
 // The value of a key in YAML; empty when the spec has none.
@@ -466,8 +551,8 @@ std::string RenderValue(const JobSpec& spec, const JobKey& key) {
       return ExactReal(reflection->GetDouble(*message, field));
     case KeyKind::kBool:
       return reflection->GetBool(*message, field) ? "true" : "false";
-    case KeyKind::kFile:
-      return Quoted(spec.data().train().name());
+    case KeyKind::kSources:
+      return RenderSources(spec.data());
     case KeyKind::kFractionOrFile:
       return spec.data().has_validation_file() ? Quoted(spec.data().validation_file().name())
                                                : ExactReal(spec.data().validation_fraction());
@@ -495,10 +580,11 @@ std::string RenderValue(const JobSpec& spec, const JobKey& key) {
 
 }  // namespace
 
-FileRef* FileRefOf(JobSpec* spec, Slot slot) {
+FileRef* FileRefOf(JobSpec* spec, Slot slot, int source) {
   switch (slot) {
     case Slot::kTrain:
-      return spec->mutable_data()->mutable_train();
+      return source < 0 ? spec->mutable_data()->mutable_train()
+                        : spec->mutable_data()->mutable_sources(source)->mutable_file();
     case Slot::kValidation:
       return spec->mutable_data()->mutable_validation_file();
     case Slot::kInitAdapter:

@@ -22,6 +22,7 @@ namespace soup::client {
 struct LocalFile {
   enum class Slot { kTrain, kValidation, kInitAdapter, kInitAdapterConfig };
   Slot slot;
+  int source = -1;    // kTrain: the place in data.sources; -1: data.train is the only file
   std::string path;   // absolute
   std::string where;  // "job.yaml:3:14: data.train", for messages
 };
@@ -29,7 +30,7 @@ struct LocalFile {
 struct JobFile {
   // Complete but for the files' sha256 and size_bytes; FileRef.name is the path as written.
   soup::v1::JobSpec spec;
-  std::vector<LocalFile> files;  // in the order of Slot
+  std::vector<LocalFile> files;  // in the order of Slot and source
 };
 
 struct JobFileOptions {
@@ -39,8 +40,8 @@ struct JobFileOptions {
   std::string cwd;  // absolute
 };
 
-// The place in `spec` that belongs to a slot; created when absent.
-soup::v1::FileRef* FileRefOf(soup::v1::JobSpec* spec, LocalFile::Slot slot);
+// The place in `spec` that belongs to a file; created when absent.
+soup::v1::FileRef* FileRefOf(soup::v1::JobSpec* spec, LocalFile::Slot slot, int source = -1);
 
 // `source` names the text in messages; relative paths in it start at `folder` (absolute).
 // `default_name` is the job's name when neither the text nor the options have one.

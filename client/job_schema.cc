@@ -48,22 +48,38 @@ constexpr JobKey kKeys[] = {
 
     {.section = "data",
      .key = "train",
-     .kind = KeyKind::kFile,
+     .kind = KeyKind::kSources,
      .required = true,
-     .meaning = "The training records. Uploaded, whatever host soupd is on."},
+     .meaning = "The training records: JSON lines, a JSON array, or CSV. Uploaded, whatever host "
+                "soupd is on."},
     {.section = "data",
      .key = "format",
      .kind = KeyKind::kText,
      .default_text = "auto",
-     .meaning = "How to read a record: `auto`, `text`, `prompt_completion`, or another format that "
-                "soupd knows."},
+     .meaning = "What a record is: `auto`, `text`, `prompt_completion`, `messages`, `alpaca`, "
+                "`sharegpt` or `input_ids`; `jsonl`, `json`, `csv` and `tsv` say what the file is, "
+                "with the rest as `auto`."},
     {.section = "data",
      .key = "max_length",
      .kind = KeyKind::kWholeNumber,
      .default_text = "2048",
      .low = 2,
      .high = 1 << 20,
-     .meaning = "Tokens of a record; longer ones are cut, and counted in the report."},
+     .meaning = "Tokens of a record; `too_long` says what becomes of longer ones."},
+    {.section = "data",
+     .key = "too_long",
+     .kind = KeyKind::kChoice,
+     .default_text = "truncate",
+     .choices = "truncate|drop|split",
+     .meaning = "Records longer than `max_length` are cut at the end, left out, or split into "
+                "several; counted in the report."},
+    {.section = "data",
+     .key = "max_errors",
+     .kind = KeyKind::kWholeNumber,
+     .default_text = "0",
+     .high = kManySteps,
+     .meaning = "Records that may be left out because they cannot be used; with one more the job "
+                "fails, naming the first."},
     {.section = "data",
      .key = "packing",
      .kind = KeyKind::kBool,
@@ -390,8 +406,8 @@ std::string TypeText(const JobKey& k) {
       return "a folder on soupd's host";
     case KeyKind::kOutputPath:
       return "a folder";
-    case KeyKind::kFile:
-      return "a file";
+    case KeyKind::kSources:
+      return "a file, or a list of files and {path, weight, format}";
     case KeyKind::kFractionOrFile:
       return absl::StrCat("a number, ", RangeText(k), ", or a file");
     case KeyKind::kAdapterFolder:

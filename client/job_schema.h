@@ -14,13 +14,13 @@ namespace soup::client {
 
 enum class KeyKind {
   kText,
-  kChoice,          // one of `choices`
-  kWholeNumber,     // within [low, high]
-  kReal,            // within low .. high
-  kBool,            // true | false
-  kServerPath,      // a folder on soupd's host
-  kOutputPath,      // a folder of the caller's, made absolute
-  kFile,            // a file of the caller's, uploaded
+  kChoice,       // one of `choices`
+  kWholeNumber,  // within [low, high]
+  kReal,         // within low .. high
+  kBool,         // true | false
+  kServerPath,   // a folder on soupd's host
+  kOutputPath,   // a folder of the caller's, made absolute
+  kSources,      // a file of the caller's, or a list of files or {path, weight, format}; uploaded
   kFractionOrFile,  // a real, or a file
   kAdapterFolder,   // a folder of the caller's with a PEFT adapter, its two files uploaded
   kTargets,         // all-linear, or a list of module names

@@ -188,7 +188,7 @@ absl::Status CheckLocalFiles(const JobFile& job) {
 absl::Status UploadFiles(Api* api, JobFile* job, UploadObserver* observer) {
   SOUP_RETURN_IF_ERROR(CheckLocalFiles(*job));
   for (const LocalFile& file : job->files) {
-    soup::v1::FileRef* ref = FileRefOf(&job->spec, file.slot);
+    soup::v1::FileRef* ref = FileRefOf(&job->spec, file.slot, file.source);
     const auto hashed = HashFile(file.path, [&](int64_t done, int64_t total) {
       observer->Hashing(ref->name(), done, total);
       return PendingSignal() == 0;

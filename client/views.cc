@@ -113,8 +113,16 @@ std::string DatasetLines(const DatasetReport& report) {
   if (report.truncated_records() > 0) {
     absl::StrAppend(&out, ", ", report.truncated_records(), " cut to max_length");
   }
+  if (report.split_records() > 0) {
+    absl::StrAppend(&out, ", ", report.split_records(), " split");
+  }
   if (report.skipped_records() > 0) {
-    absl::StrAppend(&out, ", ", report.skipped_records(), " skipped");
+    absl::StrAppend(&out, ", ", report.skipped_records(), " not used");
+    std::vector<std::string> why;
+    if (report.error_records() > 0) why.push_back(absl::StrCat(report.error_records(), " bad"));
+    if (report.dropped_records() > 0)
+      why.push_back(absl::StrCat(report.dropped_records(), " too long"));
+    if (!why.empty()) absl::StrAppend(&out, " (", absl::StrJoin(why, ", "), ")");
   }
   if (!report.format().empty()) {
     absl::StrAppend(&out, "; format ", Printable(report.format()));
@@ -139,7 +147,10 @@ std::string JobDetails(const Job& job, bool color) {
   lines.Add("user", Printable(job.user()));
   lines.Add("base", BaseText(spec.base()));
   lines.Add("fingerprint", job.base_fingerprint());
-  lines.Add("data", Printable(spec.data().train().name()));
+  std::vector<std::string> sources;
+  if (spec.data().has_train()) sources.push_back(spec.data().train().name());
+  for (const auto& source : spec.data().sources()) sources.push_back(source.file().name());
+  lines.Add("data", Printable(absl::StrJoin(sources, ", ")));
   if (job.has_dataset()) lines.Add("dataset", DatasetLines(job.dataset()));
   lines.Add("lora", absl::StrCat("r ", spec.lora().r(), ", alpha ", ExactReal(spec.lora().alpha()),
                                  ", ", Printable(absl::StrJoin(spec.lora().targets(), " "))));
@@ -263,6 +274,39 @@ std::string NodeDetails(const Node& node, bool color) {
   return lines.Render();
 }
 
+namespace {
+
+// A line a file, where there are several.
+std::string SourcesTable(const DatasetReport& report, bool color) {
+  if (report.sources_size() < 2) return "";
+  Table table({"FILE", "KIND", "FORMAT", ">WEIGHT", ">READ", ">BAD", ">TRAINED ON", ">HELD OUT",
+               ">TOKENS"});
+  for (const auto& s : report.sources()) {
+    table.Add({Printable(s.name()), s.kind(), s.format(), ExactReal(s.weight()),
+               absl::StrCat(s.read_records()), absl::StrCat(s.error_records()),
+               absl::StrCat(s.records()), absl::StrCat(s.validation_records()),
+               absl::StrCat(s.tokens())});
+  }
+  return absl::StrCat("\n", table.Render(color));
+}
+
+std::string PackingText(const PreviewDataReply& preview) {
+  const auto& p = preview.packing();
+  if (p.steps() == 0) return "";
+  const int64_t rows = p.tokens() + p.bucket_tail_tokens() + p.between_record_tokens();
+  const auto percent = [](int64_t part, int64_t whole) {
+    return whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+  };
+  return absl::StrFormat(
+      "\npacking: %d records in %d micro-batches of %s%d steps; %.1f%% of the rows are tokens "
+      "(padding between records %d, bucket tails %.1f%%)\nsupervised: %.1f%% of the tokens\n",
+      p.records(), p.micro_batches(), p.steps() < p.steps_total() ? "the first " : "", p.steps(),
+      percent(p.tokens(), rows), p.between_record_tokens(), percent(p.bucket_tail_tokens(), rows),
+      percent(preview.report().supervised_tokens(), preview.report().tokens()));
+}
+
+}  // namespace
+
 std::string PreviewText(const PreviewDataReply& preview, bool color) {
   std::string out = absl::StrCat(DatasetLines(preview.report()), "\n");
   for (const std::string& w : preview.report().warnings()) {
@@ -271,9 +315,12 @@ std::string PreviewText(const PreviewDataReply& preview, bool color) {
   for (const PreviewRecord& record : preview.records()) {
     int64_t supervised = 0;
     for (const PreviewToken& token : record.tokens()) supervised += token.supervised() ? 1 : 0;
-    absl::StrAppend(&out, "\nline ", record.line(), ": ", record.tokens_size(), " tokens, ",
-                    supervised, " supervised", record.truncated() ? ", cut to max_length" : "",
-                    "\n  ");
+    absl::StrAppend(
+        &out, "\n", Printable(record.source()), record.source().empty() ? "" : " ", "line ",
+        record.line(), ": ", record.tokens_size(), " tokens, ", supervised, " supervised",
+        record.truncated() ? ", cut to max_length" : "",
+        record.pieces() > 1 ? absl::StrCat(", the first of ", record.pieces(), " pieces") : "",
+        "\n  ");
     bool inside = false;
     for (const PreviewToken& token : record.tokens()) {
       if (token.supervised() != inside && !color) absl::StrAppend(&out, inside ? "」" : "「");
@@ -296,10 +343,7 @@ std::string PreviewText(const PreviewDataReply& preview, bool color) {
     }
     absl::StrAppend(&out, "\n", table.Render(color));
   }
-  if (preview.packing_efficiency() > 0) {
-    absl::StrAppend(&out, absl::StrFormat("\npacking: %.1f%% of the bucket tokens are real\n",
-                                          100 * preview.packing_efficiency()));
-  }
+  absl::StrAppend(&out, SourcesTable(preview.report(), color), PackingText(preview));
   return out;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/common/data_files.h"
 #include "daemon/control/api_reactors.h"
 #include "daemon/control/api_service.h"
 #include "daemon/control/sha256.h"
@@ -38,18 +39,8 @@ absl::StatusOr<std::string> CheckSpec(const ApiContext& api, const Principal& wh
   SOUP_RETURN_IF_ERROR(ValidateSpec(spec));
   SOUP_ASSIGN_OR_RETURN(std::string base,
                         ResolveBasePath(spec.base().path(), api.config.model_roots));
-  const auto& data = spec.data();
-  SOUP_RETURN_IF_ERROR(api.uploads.CheckUsable(who.user, data.train(), "data.train"));
-  if (data.has_validation_file()) {
-    SOUP_RETURN_IF_ERROR(
-        api.uploads.CheckUsable(who.user, data.validation_file(), "data.validation_file"));
-  }
-  if (spec.lora().has_init_adapter()) {
-    SOUP_RETURN_IF_ERROR(
-        api.uploads.CheckUsable(who.user, spec.lora().init_adapter(), "lora.init_from"));
-    SOUP_RETURN_IF_ERROR(
-        api.uploads.CheckUsable(who.user, spec.lora().init_adapter_config(), "lora.init_from"));
-  }
+  for (const NamedFile& named : FilesOf(spec))
+    SOUP_RETURN_IF_ERROR(api.uploads.CheckUsable(who.user, named.file, named.field));
   return base;
 }
 

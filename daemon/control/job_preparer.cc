@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/common/data_files.h"
 #include "daemon/common/job_shape.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
@@ -111,8 +112,14 @@ absl::StatusOr<PrepareRequest> JobPreparer::MakeRequest(const soup::v1::JobSpec&
   *model = inspected.spec;
   PrepareRequest request;
   request.set_tokenizer_dir(base_real_path);
-  request.set_train_path(config_->FilePath(spec.data().train().sha256()));
-  request.set_train_name(spec.data().train().name());
+  for (const soup::v1::DataSource& source : SourcesOf(spec.data())) {
+    soup::worker::v1::TrainFile* file = request.add_train();
+    file->set_path(config_->FilePath(source.file().sha256()));
+    file->set_name(source.file().name());
+    file->set_weight(source.weight());
+    file->set_format(source.format());
+  }
+  request.set_backend(config_->backend);
   if (spec.data().has_validation_file()) {
     request.set_validation_path(config_->FilePath(spec.data().validation_file().sha256()));
     request.set_validation_name(spec.data().validation_file().name());

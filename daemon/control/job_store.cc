@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "daemon/common/data_files.h"
 #include "daemon/control/job_store_actions.h"
 #include "daemon/control/job_store_schema.h"
 #include "daemon/control/sha256.h"
@@ -175,9 +176,8 @@ absl::StatusOr<JobStore::CreateResult> SqliteJobStore::CreateJob(const std::stri
     event.set_unix_ms(job.created_unix_ms);
     event.set_state(job.state);
     SOUP_RETURN_IF_ERROR(InsertEvent(db, event));
-    for (const soup::v1::FileRef* file :
-         {&spec.data().train(), &spec.data().validation_file(), &spec.lora().init_adapter(),
-          &spec.lora().init_adapter_config()}) {
+    for (const NamedFile& named : FilesOf(spec)) {
+      const soup::v1::FileRef* const file = &named.file;
       if (file->sha256().empty()) continue;
       SOUP_ASSIGN_OR_RETURN(Query q, db.Prepare("INSERT OR IGNORE INTO job_files VALUES (?,?)"));
       q.Text(file->sha256()).Text(job.id);

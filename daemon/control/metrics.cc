@@ -91,6 +91,10 @@ struct Metrics::Series {
   Gauge& pinned_limit =
       MakeGauge(r, "pinned_limit_bytes", "Most bytes that the host store may hold.");
   Counter& tokens = MakeCounter(r, "tokens_total", "Tokens trained on.");
+  Counter& supervised =
+      MakeCounter(r, "supervised_tokens_total", "Tokens trained on that count in the loss.");
+  Counter& padding =
+      MakeCounter(r, "padding_tokens_total", "Rows of padding between the records of a batch.");
   Counter& bucket_tails = MakeCounter(r, "bucket_tail_tokens_total",
                                       "Masked rows that round work items up to their buckets.");
   Counter& skipped_steps = MakeCounter(r, "skipped_steps_total",
@@ -150,6 +154,8 @@ void Metrics::StepDone(const std::string& job_id, const soup::v1::StepRecord& st
   Series& s = *series_;
   s.step_duration.Observe(Sane(step.step_seconds()));
   Add(s.tokens, static_cast<double>(step.tokens()));
+  Add(s.supervised, static_cast<double>(step.supervised_tokens()));
+  Add(s.padding, static_cast<double>(step.padding_tokens()));
   Add(s.bucket_tails, static_cast<double>(step.bucket_tail_tokens()));
   if (step.skipped()) s.skipped_steps.Increment();
   absl::MutexLock lock(&s.mutex);

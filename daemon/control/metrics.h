@@ -28,7 +28,8 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   // ---- a worker's reports ----
-  // tokens_total, bucket_tail_tokens_total, step_duration_seconds, skipped_steps_total, loss{job}.
+  // tokens_total, supervised_tokens_total, padding_tokens_total, bucket_tail_tokens_total,
+  // step_duration_seconds, skipped_steps_total, loss{job}.
   // A step that is replayed after a resume must not be reported twice: call it after
   // StepLogs::Append said OK or exhausted.
   void StepDone(const std::string& job_id, const soup::v1::StepRecord& step);

@@ -204,6 +204,7 @@ absl::StatusOr<soup::v1::PreviewDataReply> DaemonOrchestrator::PreviewData(
   engine::ModelSpec model;
   SOUP_ASSIGN_OR_RETURN(soup::worker::v1::PrepareRequest request,
                         preparer_->MakeRequest(spec, base_real_path, &model));
+  request.set_preview(true);
   request.set_preview_records(records);
   SOUP_ASSIGN_OR_RETURN(soup::worker::v1::PrepareReply reply,
                         runner_->Run(std::move(request), watch.cancellation(), limits.deadline));

@@ -20,6 +20,8 @@
 namespace soup::daemon {
 namespace {
 
+constexpr int64_t kMany = int64_t{1} << 40;
+
 absl::Status Refuse(absl::string_view field, absl::string_view value, absl::string_view remedy) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": ", remedy));
 }
@@ -76,10 +78,53 @@ absl::Status CheckFile(absl::string_view field, const soup::v1::FileRef& file) {
   return CheckText(absl::StrCat(field, ".name"), file.name(), kMaxPathBytes);
 }
 
+// Formats of records (engine/data/record_format.h) and kinds of files (record_reader.h). soupd does
+// not read data, so the words stand here once more.
+absl::Status CheckFormat(absl::string_view field, const std::string& format) {
+  return CheckWord(field, format,
+                   {"auto", "text", "prompt_completion", "messages", "alpaca", "sharegpt",
+                    "input_ids", "jsonl", "json", "csv", "tsv"});
+}
+
+absl::Status CheckSources(const soup::v1::DataSpec& data) {
+  constexpr int kMaxSources = 256;
+  constexpr double kMaxWeight = 100;
+  if (data.has_train()) {
+    if (data.sources_size() > 0) {
+      return absl::InvalidArgumentError(
+          "data.train is there as one file and as a list of sources: give one of the two");
+    }
+    return CheckFile("data.train", data.train());
+  }
+  if (data.sources_size() == 0)
+    return absl::InvalidArgumentError("data.train is missing: give a file of training records");
+  if (data.sources_size() > kMaxSources) {
+    return Refuse("data.train", absl::StrCat("a list of ", data.sources_size(), " files"),
+                  absl::StrCat("give at most ", kMaxSources));
+  }
+  double most = 0;
+  for (int i = 0; i < data.sources_size(); ++i) {
+    const soup::v1::DataSource& source = data.sources(i);
+    const std::string field = absl::StrCat("data.train[", i, "]");
+    SOUP_RETURN_IF_ERROR(CheckFile(field, source.file()));
+    SOUP_RETURN_IF_ERROR(
+        CheckReal(absl::StrCat(field, ".weight"), source.weight(), 0, kMaxWeight, true));
+    if (!source.format().empty())
+      SOUP_RETURN_IF_ERROR(CheckFormat(absl::StrCat(field, ".format"), source.format()));
+    most = std::max(most, source.weight());
+  }
+  if (most > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "data.train: every weight is 0, so there is nothing to train on: give one a weight above 0");
+}
+
 absl::Status CheckData(const soup::v1::DataSpec& data) {
-  SOUP_RETURN_IF_ERROR(CheckFile("data.train", data.train()));
-  SOUP_RETURN_IF_ERROR(
-      CheckWord("data.format", data.format(), {"auto", "text", "prompt_completion"}));
+  SOUP_RETURN_IF_ERROR(CheckSources(data));
+  SOUP_RETURN_IF_ERROR(CheckFormat("data.format", data.format()));
+  if (!data.too_long().empty())
+    SOUP_RETURN_IF_ERROR(
+        CheckWord("data.too_long", data.too_long(), {"truncate", "drop", "split"}));
+  SOUP_RETURN_IF_ERROR(CheckRange("data.max_errors", data.max_errors(), 0, kMany));
   SOUP_RETURN_IF_ERROR(CheckRange("data.max_length", data.max_length(), 2, 1 << 20));
   SOUP_RETURN_IF_ERROR(CheckWord("data.train_on", data.train_on(), {"responses", "all"}));
   SOUP_RETURN_IF_ERROR(
@@ -132,7 +177,6 @@ absl::Status CheckLora(const soup::v1::LoraSpec& lora) {
 }
 
 absl::Status CheckTraining(const soup::v1::TrainingSpec& t) {
-  constexpr int64_t kMany = int64_t{1} << 40;
   SOUP_RETURN_IF_ERROR(CheckWord("training.task", t.task(), {"sft"}));
   SOUP_RETURN_IF_ERROR(CheckPositive("training.epochs", t.epochs(), 1e6));
   SOUP_RETURN_IF_ERROR(CheckRange("training.batch_size", t.batch_size(), 1, 1 << 20));
@@ -169,12 +213,16 @@ absl::Status CheckUnknownFields(const google::protobuf::Message& message, const 
   std::vector<const google::protobuf::FieldDescriptor*> fields;
   reflection->ListFields(message, &fields);
   for (const auto* field : fields) {
-    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE ||
-        field->is_repeated()) {
+    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    const std::string below = absl::StrCat(path, ".", field->name());
+    if (!field->is_repeated()) {
+      SOUP_RETURN_IF_ERROR(CheckUnknownFields(reflection->GetMessage(message, field), below));
       continue;
     }
-    SOUP_RETURN_IF_ERROR(CheckUnknownFields(reflection->GetMessage(message, field),
-                                            absl::StrCat(path, ".", field->name())));
+    for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
+      SOUP_RETURN_IF_ERROR(
+          CheckUnknownFields(reflection->GetRepeatedMessage(message, field, i), below));
+    }
   }
   return absl::OkStatus();
 }

@@ -72,6 +72,7 @@ void ForEachField(StepRecord& s, Visit visit) {
     s.set_skipped((v & kSkippedFlag) != 0);
     s.set_has_validation_loss((v & kValidationFlag) != 0);
   });
+  i64(s.padding_tokens(), [&](int64_t v) { s.set_padding_tokens(v); });  // 0 in older records
 }
 
 Raw Encode(StepRecord step) {

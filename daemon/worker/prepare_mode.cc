@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <new>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "daemon/common/job_shape.h"
 #include "engine/base/log.h"
+#include "engine/base/status_macros.h"
 #include "engine/data/prepare.h"
 #include "engine/plan/job_plan.h"
 #include "soup/worker/v1/worker.pb.h"
@@ -34,8 +36,8 @@ bool Limit(int resource, int64_t value) {
 engine::PrepareOptions OptionsOf(const PrepareRequest& request) {
   engine::PrepareOptions options;
   options.tokenizer_dir = request.tokenizer_dir();
-  options.train_path = request.train_path();
-  options.train_name = request.train_name();
+  for (const soup::worker::v1::TrainFile& file : request.train())
+    options.train.push_back({file.path(), file.name(), file.format(), file.weight()});
   options.validation_path = request.validation_path();
   options.validation_name = request.validation_name();
   const soup::v1::DataSpec& data = request.spec().data();
@@ -43,6 +45,8 @@ engine::PrepareOptions OptionsOf(const PrepareRequest& request) {
   options.format = data.format();
   options.train_on = data.train_on();
   options.max_length = data.max_length();
+  if (!data.too_long().empty()) options.too_long = data.too_long();
+  options.max_bad_records = data.max_errors();
   options.seed = request.spec().training().seed();
   options.vocab_size = request.vocab_size();
   options.output_path = request.output_path();
@@ -57,39 +61,71 @@ void FillReport(const engine::DatasetReport& from, soup::v1::DatasetReport* to) 
   to->set_supervised_tokens(from.supervised_tokens);
   to->set_truncated_records(from.truncated_records);
   to->set_skipped_records(from.skipped_records);
+  to->set_dropped_records(from.dropped_records);
+  to->set_split_records(from.split_records);
+  to->set_error_records(from.error_records);
   to->set_longest_record_tokens(from.longest_record_tokens);
   to->set_format(from.format);
   to->set_format_reason(from.format_reason);
   for (const std::string& warning : from.warnings) to->add_warnings(warning);
+  for (const engine::SourceReport& source : from.sources) {
+    soup::v1::SourceReport* out = to->add_sources();
+    out->set_name(source.name);
+    out->set_kind(source.kind);
+    out->set_format(source.format);
+    out->set_weight(source.weight);
+    out->set_read_records(source.read);
+    out->set_records(source.records);
+    out->set_validation_records(source.validation_records);
+    out->set_tokens(source.tokens);
+    out->set_error_records(source.error_records);
+  }
 }
 
-// Real tokens over bucket tokens, in the micro-batches that the job would run.
-double PackingEfficiency(const PrepareRequest& request, const engine::PrepareReport& report) {
+// The micro-batches that the job would run, over its first steps.
+absl::Status FillPacking(const PrepareRequest& request, const engine::PrepareReport& report,
+                         soup::v1::PackingReport* packing) {
   engine::ModelSpec model;
   model.vocab = request.vocab_size();
-  auto shape = daemon::JobShapeOf(request.spec(), model, report.lengths, {});
-  if (!shape.ok()) return 0;
-  auto plan = engine::MakeNumericPlan(*shape, engine::MachineProfile());
-  if (!plan.ok()) return 0;
-  auto schedule = engine::MakeTrainSchedule(*shape, *plan);
-  if (!schedule.ok()) return 0;
+  SOUP_ASSIGN_OR_RETURN(
+      engine::JobShape shape,
+      daemon::JobShapeOf(request.spec(), model, report.lengths, report.validation_lengths));
+  engine::NumericPlan plan;
+  plan.backend = request.backend();
+  engine::SetBuckets(shape, &plan);
+  SOUP_ASSIGN_OR_RETURN(const engine::BatchSchedule schedule,
+                        engine::MakeTrainSchedule(shape, plan));
   constexpr int64_t kStepsLookedAt = 1000;
-  int64_t real = 0, bucket = 0;
-  for (int64_t s = 1; s <= std::min(schedule->steps(), kStepsLookedAt); ++s) {
-    for (const engine::MicroBatch& batch : schedule->Step(s)) {
-      real += batch.tokens;
-      bucket += plan->BucketFor(batch.tokens);
+  packing->set_steps_total(schedule.steps());
+  packing->set_steps(std::min(schedule.steps(), kStepsLookedAt));
+  int64_t batches = 0, records = 0, real = 0, bucket = 0, packed = 0;
+  for (int64_t s = 1; s <= packing->steps(); ++s) {
+    for (const engine::MicroBatch& batch : schedule.Step(s)) {
+      ++batches;
+      records += static_cast<int64_t>(batch.records.size());
+      for (const int32_t record : batch.records)
+        real += report.lengths[static_cast<size_t>(record)];
+      packed += batch.tokens;
+      bucket += plan.BucketFor(batch.tokens);
     }
   }
-  return bucket == 0 ? 0 : static_cast<double>(real) / static_cast<double>(bucket);
+  packing->set_micro_batches(batches);
+  packing->set_records(records);
+  packing->set_tokens(real);
+  packing->set_bucket_tail_tokens(bucket - packed);
+  packing->set_between_record_tokens(packed - real);
+  return absl::OkStatus();
 }
 
 void FillPreview(const PrepareRequest& request, const engine::PrepareReport& report,
-                 soup::v1::PreviewDataReply* preview) {
+                 PrepareReply* reply) {
+  soup::v1::PreviewDataReply* preview = reply->mutable_preview();
   for (const engine::PreviewRecord& record : report.preview) {
     soup::v1::PreviewRecord* r = preview->add_records();
     r->set_line(record.line);
     r->set_truncated(record.truncated);
+    r->set_source(record.source);
+    r->set_pieces(record.pieces);
     for (const engine::PreviewToken& token : record.tokens) {
       soup::v1::PreviewToken* t = r->add_tokens();
       t->set_id(token.id);
@@ -98,7 +134,17 @@ void FillPreview(const PrepareRequest& request, const engine::PrepareReport& rep
     }
   }
   for (int64_t n : report.length_histogram) preview->add_length_histogram(n);
-  preview->set_packing_efficiency(PackingEfficiency(request, report));
+  soup::v1::PackingReport packing;
+  if (const absl::Status status = FillPacking(request, report, &packing); !status.ok()) {
+    reply->mutable_report()->add_warnings(
+        absl::StrCat("no batches can be made of these records: ", status.message()));
+    return;
+  }
+  const int64_t rows =
+      packing.tokens() + packing.bucket_tail_tokens() + packing.between_record_tokens();
+  preview->set_packing_efficiency(
+      rows == 0 ? 0 : static_cast<double>(packing.tokens()) / static_cast<double>(rows));
+  *preview->mutable_packing() = std::move(packing);
 }
 
 PrepareReply FailedReply(soup::v1::Reason reason, const std::string& error) {
@@ -148,7 +194,7 @@ PrepareReply Prepare(daemon::Link& link, const PrepareRequest& request) {
   FillReport(report->dataset, reply.mutable_report());
   for (int32_t n : report->lengths) reply.add_lengths(n);
   for (int32_t n : report->validation_lengths) reply.add_validation_lengths(n);
-  if (request.preview_records() > 0) FillPreview(request, *report, reply.mutable_preview());
+  if (request.preview()) FillPreview(request, *report, &reply);
   return reply;
 }
 

@@ -70,6 +70,7 @@ soup::v1::StepRecord MakeStepRecord(const engine::StepStats& stats, int64_t unix
   record.set_copy_bytes(stats.copy_bytes);
   record.set_copy_seconds(stats.copy_seconds);
   record.set_bucket_tail_tokens(stats.bucket_tail_tokens);
+  record.set_padding_tokens(stats.padding_tokens);
   return record;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/data/unicode.h"
@@ -60,12 +61,14 @@ class Builder : public nlohmann::json_sax<Json> {
       reason_ = "a number out of range";
     } else {
       reason_ = "not valid JSON";
+      is_syntax_ = true;
     }
     return false;
   }
 
   Value& result() { return result_; }
   const std::string& reason() const { return reason_; }
+  bool is_syntax() const { return is_syntax_; }
   size_t position() const { return position_; }  // bytes read; 0: not known
 
  private:
@@ -101,23 +104,58 @@ class Builder : public nlohmann::json_sax<Json> {
   Value result_;
   std::string reason_;
   size_t position_ = 0;
+  bool is_syntax_ = false;
 };
+
+// What other programs write where JSON has something else, found at a syntax error; else empty.
+std::string Habit(absl::string_view text, size_t at) {
+  const auto is_word = [](char c) { return absl::ascii_isalpha(c); };
+  size_t begin = std::min(at, text.size()), end = begin;
+  while (begin > 0 && is_word(text[begin - 1])) --begin;
+  while (end < text.size() && is_word(text[end])) ++end;
+  const absl::string_view word = text.substr(begin, end - begin);
+  for (absl::string_view known :
+       {"NaN", "nan", "Infinity", "inf", "None", "True", "False", "undefined"}) {
+    if (word == known) {
+      return absl::StrCat(": ", known,
+                          " is no JSON value (JSON has null, true, false and numbers)");
+    }
+  }
+  if (at >= text.size()) return ": it ends in the middle";
+  if (text[at] == '\'') return ": texts stand in double quotes";
+  if (text[at] == '}' || text[at] == ']') {
+    const size_t before = text.find_last_not_of(" \t\r\n", at > 0 ? at - 1 : 0);
+    if (at > 0 && before != absl::string_view::npos && text[before] == ',')
+      return absl::StrCat(": a comma too many before '", text.substr(at, 1), "'");
+  }
+  return "";
+}
 
 }  // namespace
 
-absl::StatusOr<Value> ParseJsonValue(absl::string_view text) {
+absl::StatusOr<Value> ParseJsonValue(absl::string_view text, size_t* error_at) {
+  *error_at = absl::string_view::npos;
   Builder builder;
   bool ok = false;
   try {
     ok = Json::sax_parse(text.begin(), text.end(), &builder);
   } catch (const std::exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat("column 1: not valid JSON: ", e.what()));
+    *error_at = 0;
+    return absl::InvalidArgumentError(absl::StrCat("not valid JSON: ", e.what()));
   }
   if (ok) return std::move(builder.result());
   if (builder.position() == 0) return absl::InvalidArgumentError(builder.reason());
-  const size_t before = std::min(builder.position() - 1, text.size());
+  *error_at = std::min(builder.position() - 1, text.size());
   return absl::InvalidArgumentError(
-      absl::StrCat("column ", CountCharacters(text.substr(0, before)) + 1, ": ", builder.reason()));
+      absl::StrCat(builder.reason(), builder.is_syntax() ? Habit(text, *error_at) : ""));
+}
+
+absl::StatusOr<Value> ParseJsonValue(absl::string_view text) {
+  size_t at = 0;
+  auto value = ParseJsonValue(text, &at);
+  if (value.ok() || at == absl::string_view::npos) return value;
+  return absl::InvalidArgumentError(absl::StrCat("column ", CountCharacters(text.substr(0, at)) + 1,
+                                                 ": ", value.status().message()));
 }
 
 }  // namespace soup::engine

@@ -14,6 +14,10 @@ namespace soup::engine {
 // starts with "column N: ", counted in characters from 1 (the text is taken to be one line).
 absl::StatusOr<Value> ParseJsonValue(absl::string_view text);
 
+// The same with the place of an error apart, for texts of several lines: *error_at is a byte offset
+// in `text`, npos when it is not known.
+absl::StatusOr<Value> ParseJsonValue(absl::string_view text, size_t* error_at);
+
 }  // namespace soup::engine
 
 #endif  // SOUP_ENGINE_DATA_JSON_VALUE_H_

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/data/text_source.h"
 #include "engine/data/value.h"
 
 namespace soup::engine {
@@ -28,11 +29,12 @@ class JsonlReader {
     bool too_long = false;
   };
 
-  // `name`: what messages call the file. Errors: of opening; InvalidArgument for files that are no
-  // text (UTF-16, gzip, zip, Parquet).
+  // `name`: what messages call the file. Errors: those of TextSource::Open.
   static absl::StatusOr<std::unique_ptr<JsonlReader>> Open(const std::string& path,
                                                            const std::string& name,
                                                            Options options);
+  // Of a file that is open already, from where it stands.
+  static std::unique_ptr<JsonlReader> Over(std::unique_ptr<TextSource> source, Options options);
   ~JsonlReader();
 
   // The next line that is not blank; false at the end of the file. Errors: of reading only.
@@ -43,6 +45,7 @@ class JsonlReader {
   // object.
   absl::StatusOr<Value> Parse(const Line& line) const;
 
+  const std::string& name() const;  // of the file, in messages
   int64_t file_bytes() const;
   int64_t bytes_read() const;  // of the lines given out so far
 

@@ -18,7 +18,9 @@ void Notices::Add(absl::string_view file, absl::string_view what, int64_t line) 
     kind = &kinds_.back();
   }
   ++kind->count;
-  if (kind->lines.size() < kMaxLines) kind->lines.push_back(line);
+  // A JSON array may hold many records on a line.
+  const bool known = !kind->lines.empty() && kind->lines.back() == line;
+  if (!known && kind->lines.size() < kMaxLines) kind->lines.push_back(line);
 }
 
 void Notices::AddGeneral(absl::string_view sentence) {

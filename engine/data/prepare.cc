@@ -1,10 +1,11 @@
 #include "engine/data/prepare.h"
 
 #include <algorithm>
-#include <cmath>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,10 +13,12 @@
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/dataset.h"
-#include "engine/data/jsonl_reader.h"
+#include "engine/data/fit_record.h"
 #include "engine/data/notices.h"
 #include "engine/data/record_encoder.h"
 #include "engine/data/record_format.h"
+#include "engine/data/record_reader.h"
+#include "engine/data/source_draws.h"
 #include "engine/data/tokenizer.h"
 #include "engine/data/tokenizer_config.h"
 
@@ -23,19 +26,19 @@ namespace soup::engine {
 namespace {
 
 constexpr int64_t kProgressEveryBytes = 1 << 20;
-constexpr size_t kShownErrors = 5;
-
-// A bijection on 64 bits that leaves no pattern (splitmix64's finaliser): a fixed draw a record.
-uint64_t Scramble(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
+constexpr int64_t kShownErrors = 5;
+constexpr size_t kMaxWarnings = 32;
 
 absl::Status CheckOptions(const PrepareOptions& o) {
   const auto bad = [](auto... parts) { return absl::InvalidArgumentError(absl::StrCat(parts...)); };
-  if (o.train_path.empty()) return bad("no training file");
+  if (o.train.empty()) return bad("no training file");
+  for (const PrepareSource& source : o.train) {
+    if (source.path.empty()) return bad("no training file");
+    if (!(source.weight >= 0 && source.weight <= PrepareOptions::kMaxWeight)) {
+      return bad("data.train: the weight of ", source.name, " is ", source.weight,
+                 "; a weight lies between 0 and ", PrepareOptions::kMaxWeight);
+    }
+  }
   if (o.max_length < 2) return bad("data.max_length is ", o.max_length, "; at least 2 is needed");
   if (o.train_on != "responses" && o.train_on != "all")
     return bad("data.train_on is '", o.train_on, "'; known: responses, all");
@@ -45,32 +48,26 @@ absl::Status CheckOptions(const PrepareOptions& o) {
     return bad("data.validation is both a fraction and a file; give one of them");
   if (o.max_line_bytes < 1) return bad("max_line_bytes is ", o.max_line_bytes);
   if (o.preview_records < 0) return bad("preview_records is ", o.preview_records);
+  if (o.max_bad_records < 0)
+    return bad("data.max_errors is ", o.max_bad_records, "; 0 or more is needed");
   return absl::OkStatus();
 }
 
-// Which records of the training file are held out: the `count` with the least draws.
-class HoldOut {
- public:
-  static HoldOut Draw(int64_t records, double fraction, uint64_t seed) {
-    HoldOut out;
-    out.seed_ = Scramble(seed);
-    auto count = static_cast<int64_t>(std::llround(fraction * static_cast<double>(records)));
-    // A fraction that was asked for holds out something, and never everything.
-    count = std::min(std::max<int64_t>(count, fraction > 0 ? 1 : 0), records - 1);
-    if (count < 1) return out;
-    std::vector<uint64_t> draws(static_cast<size_t>(records));
-    for (size_t i = 0; i < draws.size(); ++i) draws[i] = Scramble(out.seed_ ^ i);
-    std::nth_element(draws.begin(), draws.begin() + (count - 1), draws.end());
-    out.limit_ = draws[static_cast<size_t>(count - 1)];
-    return out;
-  }
-  bool Holds(int64_t index) const {
-    return limit_ && Scramble(seed_ ^ static_cast<uint64_t>(index)) <= *limit_;
-  }
+enum class Part { kTrain, kValidation };
 
- private:
-  uint64_t seed_ = 0;
-  std::optional<uint64_t> limit_;
+// A file while it is read.
+struct OpenSource {
+  std::string path;
+  std::string name;
+  std::string format_word;  // as the job has it
+  Part part = Part::kTrain;
+  FileKind kind = FileKind::kAuto;     // as the job has it
+  std::optional<RecordFormat> format;  // from the job, or from the first record
+  bool automatic = false;
+  RecordDraw held_out;
+  SourceCopies copies;
+  int64_t previewed = 0;
+  SourceReport report;
 };
 
 class Preparer {
@@ -81,177 +78,316 @@ class Preparer {
   absl::StatusOr<PrepareReport> Run();
 
  private:
-  enum class Part { kTrain, kValidation };
-
   absl::Status Tell(absl::string_view stage, int64_t done, int64_t total) const {
     if (progress_ == nullptr || progress_(stage, done, total)) return absl::OkStatus();
     return absl::CancelledError("preparation was stopped");
   }
-  absl::StatusOr<std::unique_ptr<JsonlReader>> Open(const std::string& path,
-                                                    const std::string& name) const {
-    return JsonlReader::Open(path, name, {options_.max_line_bytes});
+  absl::Status LoadTokenizer();
+  absl::StatusOr<std::unique_ptr<RecordReader>> Open(const OpenSource& source) const {
+    return RecordReader::Open(source.path, source.name, {source.kind, options_.max_line_bytes});
   }
-  absl::StatusOr<int64_t> CountRecords(const std::string& path, const std::string& name) const;
-  absl::Status ReadFile(const std::string& path, const std::string& name, Part part);
-  absl::Status ReadRecord(const Value& record, const std::string& name, int64_t line, Part part);
-  absl::Status FixFormat(const Value& record, const std::string& name, int64_t line);
-  absl::Status Keep(EncodedRecord encoded, const std::string& name, Part part);
-  absl::Status LeaveOut(const absl::Status& why, const std::string& name, int64_t line);
-  void Preview(const EncodedRecord& encoded);
+  absl::StatusOr<OpenSource> MakeSource(const std::string& path, const std::string& name,
+                                        const std::string& format, Part part) const;
+  absl::StatusOr<OpenSource> MakeTrainSource(int index) const;
+  absl::StatusOr<int64_t> CountRecords(const OpenSource& source) const;
+  absl::Status ReadSource(OpenSource source);
+  absl::Status ReadRecords(RecordReader* reader, OpenSource* source);
+  absl::Status ReadRecord(const Value& record, const RecordReader& reader, int64_t index,
+                          OpenSource* source);
+  absl::Status FixFormat(const Value& record, const std::string& where, OpenSource* source);
+  absl::StatusOr<RecordEncoder*> EncoderFor(RecordFormat format);
+  void Keep(EncodedRecord encoded, int64_t index, OpenSource* source);
+  absl::Status Write(const std::vector<TokenRecord>& pieces, int64_t copies, Part part,
+                     OpenSource* source);
+  absl::Status LeaveOut(const absl::Status& why, int64_t line, OpenSource* source);
+  absl::Status TooManyErrors(bool all_read) const;
+  void Preview(const std::vector<TokenRecord>& pieces, bool truncated, OpenSource* source);
+  void TellFormats();
   absl::Status CheckResult() const;
   std::string HeaderJson() const;
 
   const PrepareOptions& options_;
   const PrepareProgress& progress_;
+  TooLong too_long_ = TooLong::kTruncate;
   std::unique_ptr<Tokenizer> tokenizer_;
   TokenizerConfig config_;
-  std::unique_ptr<RecordEncoder> encoder_;
+  std::map<RecordFormat, std::unique_ptr<RecordEncoder>> encoders_;
+  std::set<RecordFormat> train_formats_;
   std::unique_ptr<DatasetWriter> writer_;
-  std::optional<RecordFormat> format_;
-  HoldOut hold_out_;
+  absl::Status write_error_;
   Notices notices_;
   PrepareReport report_;
   int64_t bad_records_ = 0;
   std::vector<std::string> first_errors_;
 };
 
-absl::StatusOr<int64_t> Preparer::CountRecords(const std::string& path,
-                                               const std::string& name) const {
-  SOUP_ASSIGN_OR_RETURN(const auto reader, Open(path, name));
-  JsonlReader::Line line;
-  int64_t records = 0;
-  for (;;) {
-    SOUP_ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-    if (!more) return records;
-    ++records;
-  }
-}
-
-absl::Status Preparer::FixFormat(const Value& record, const std::string& name, int64_t line) {
-  const auto detected = DetectRecordFormat(record);
-  if (!detected.ok()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name, " line ", line, ": ", detected.status().message()));
-  }
-  format_ = *detected;
-  report_.dataset.format_reason = RecordFormatReason(*detected);
+absl::Status Preparer::LoadTokenizer() {
+  SOUP_RETURN_IF_ERROR(Tell("tokenizer", 0, 1));
+  SOUP_ASSIGN_OR_RETURN(const std::string json, RealFileSystem().ReadFile(JoinPath(
+                                                    options_.tokenizer_dir, "tokenizer.json")));
+  SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(json, "tokenizer.json"));
+  SOUP_ASSIGN_OR_RETURN(config_, LoadTokenizerConfig(options_.tokenizer_dir));
+  std::vector<std::string> warnings;
+  SOUP_RETURN_IF_ERROR(CheckAgreement(config_, *tokenizer_, &warnings));
+  for (const std::string& warning : warnings) notices_.AddGeneral(warning);
   return absl::OkStatus();
 }
 
-absl::Status Preparer::ReadRecord(const Value& record, const std::string& name, int64_t line,
-                                  Part part) {
-  const bool automatic = options_.format == "auto";
-  if (!format_) SOUP_RETURN_IF_ERROR(FixFormat(record, name, line));
-  if (encoder_ == nullptr) {
-    auto encoder = RecordEncoder::Create(
-        tokenizer_.get(), config_,
-        {*format_, options_.train_on == "all", options_.max_length, options_.vocab_size});
-    if (!encoder.ok()) return absl::FailedPreconditionError(encoder.status().message());
-    encoder_ = *std::move(encoder);
+// ---- sources ----
+
+absl::StatusOr<OpenSource> Preparer::MakeSource(const std::string& path, const std::string& name,
+                                                const std::string& format, Part part) const {
+  OpenSource out;
+  out.path = path;
+  out.name = name.empty() ? path : name;
+  out.format_word = format.empty() ? options_.format : format;
+  out.part = part;
+  out.kind = FileKindFromName(out.format_word);
+  out.automatic = out.format_word == "auto" || out.kind != FileKind::kAuto;
+  if (!out.automatic) {
+    SOUP_ASSIGN_OR_RETURN(out.format, RecordFormatFromName(out.format_word));
+    out.report.reason = "the job says so";
   }
-  const std::string where = absl::StrCat(name, " line ", line, ": ");
-  if (automatic) {
+  out.report.name = out.name;
+  return out;
+}
+
+absl::StatusOr<OpenSource> Preparer::MakeTrainSource(int index) const {
+  const PrepareSource& source = options_.train[static_cast<size_t>(index)];
+  SOUP_ASSIGN_OR_RETURN(OpenSource out,
+                        MakeSource(source.path, source.name, source.format, Part::kTrain));
+  out.report.weight = source.weight;
+  int64_t records = 0;
+  if (options_.validation_fraction > 0 || SourceCopies::NeedsCount(source.weight)) {
+    SOUP_ASSIGN_OR_RETURN(records, CountRecords(out));
+  }
+  if (options_.validation_fraction > 0)
+    out.held_out = DrawHeldOut(records, options_.validation_fraction, options_.seed, index);
+  out.copies = SourceCopies::Of(records, source.weight, options_.seed, index);
+  return out;
+}
+
+absl::StatusOr<int64_t> Preparer::CountRecords(const OpenSource& source) const {
+  SOUP_ASSIGN_OR_RETURN(const auto reader, Open(source));
+  int64_t records = 0;
+  for (;; ++records) {
+    SOUP_ASSIGN_OR_RETURN(const bool more, reader->Next());
+    if (!more) return records;
+  }
+}
+
+absl::Status Preparer::ReadSource(OpenSource source) {
+  SOUP_ASSIGN_OR_RETURN(const auto reader, Open(source));
+  source.report.kind = FileKindName(reader->kind());
+  SOUP_RETURN_IF_ERROR(ReadRecords(reader.get(), &source));
+  if (source.report.read == 0)
+    return absl::InvalidArgumentError(absl::StrCat(source.name, ": no records"));
+  for (const std::string& notice : reader->notices())
+    notices_.AddGeneral(absl::StrCat(source.name, ": ", notice));
+  if (reader->kind() != FileKind::kJsonl) {
+    source.report.reason = absl::StrCat("read as ", FileKindName(reader->kind()), " because ",
+                                        reader->kind_reason(), "; ", source.report.reason);
+  }
+  if (source.format) {
+    source.report.format = RecordFormatName(*source.format);
+    const auto encoder = encoders_.find(*source.format);
+    if (encoder != encoders_.end() && !encoder->second->manner().empty())
+      absl::StrAppend(&source.report.reason, "; ", encoder->second->manner());
+  }
+  report_.dataset.sources.push_back(std::move(source.report));
+  return absl::OkStatus();
+}
+
+absl::Status Preparer::ReadRecords(RecordReader* reader, OpenSource* source) {
+  const char* stage = source->part == Part::kTrain ? "tokenise train" : "tokenise validation";
+  const int64_t bytes = reader->file_bytes();
+  int64_t told = 0;
+  SOUP_RETURN_IF_ERROR(Tell(stage, 0, bytes));
+  for (int64_t index = 0;; ++index) {
+    SOUP_ASSIGN_OR_RETURN(const bool more, reader->Next());
+    if (!more) break;
+    ++source->report.read;
+    if (source->held_out.Holds(index) || source->copies.Of(index) > 0) {
+      const auto record = reader->Parse();
+      const absl::Status status =
+          record.ok() ? ReadRecord(*record, *reader, index, source) : record.status();
+      if (!status.ok()) SOUP_RETURN_IF_ERROR(LeaveOut(status, reader->line(), source));
+      SOUP_RETURN_IF_ERROR(write_error_);
+    }
+    if (reader->bytes_read() - told >= kProgressEveryBytes) {
+      told = reader->bytes_read();
+      SOUP_RETURN_IF_ERROR(Tell(stage, told, bytes));
+    }
+  }
+  if (bad_records_ > options_.max_bad_records) return TooManyErrors(/*all_read=*/true);
+  return Tell(stage, bytes, bytes);
+}
+
+// ---- records ----
+
+absl::Status Preparer::FixFormat(const Value& record, const std::string& where,
+                                 OpenSource* source) {
+  const auto detected = DetectRecordFormat(record);
+  if (!detected.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(where, ": ", detected.status().message()));
+  }
+  if (source->part == Part::kValidation && train_formats_.count(*detected) == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        where, ": a record of format ", RecordFormatName(*detected), "; the training records are ",
+        absl::StrJoin(train_formats_, ", ", [](std::string* out, RecordFormat f) {
+          absl::StrAppend(out, RecordFormatName(f));
+        })));
+  }
+  source->format = *detected;
+  source->report.reason = RecordFormatReason(*detected);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RecordEncoder*> Preparer::EncoderFor(RecordFormat format) {
+  std::unique_ptr<RecordEncoder>& encoder = encoders_[format];
+  if (encoder == nullptr) {
+    auto made = RecordEncoder::Create(tokenizer_.get(), config_,
+                                      {format, options_.train_on == "all", options_.vocab_size});
+    if (!made.ok()) return absl::FailedPreconditionError(made.status().message());
+    encoder = *std::move(made);
+  }
+  return encoder.get();
+}
+
+absl::Status Preparer::ReadRecord(const Value& record, const RecordReader& reader, int64_t index,
+                                  OpenSource* source) {
+  const std::string where = reader.Where();
+  if (!source->format) {
+    SOUP_RETURN_IF_ERROR(FixFormat(record, where, source));
+  } else if (source->automatic) {
     const auto format = DetectRecordFormat(record);
-    if (!format.ok() || *format != *format_) {
+    if (!format.ok() || *format != *source->format) {
       return absl::FailedPreconditionError(absl::StrCat(
-          where,
+          where, ": ",
           format.ok() ? absl::StrCat("a record of format ", RecordFormatName(*format))
                       : std::string(format.status().message()),
-          "; the records before are ", RecordFormatName(*format_),
+          "; the records before are ", RecordFormatName(*source->format),
           ". `format: auto` takes one format: sort the records into files of their own"));
     }
   }
-  auto encoded = encoder_->Encode(record);
-  if (!encoded.ok())
-    return absl::Status(encoded.status().code(), absl::StrCat(where, encoded.status().message()));
-  encoded->tokens.line = line;
-  return Keep(*std::move(encoded), name, part);
-}
-
-absl::Status Preparer::Keep(EncodedRecord encoded, const std::string& name, Part part) {
-  DatasetReport& report = report_.dataset;
-  const int64_t line = encoded.tokens.line;
-  for (const std::string& notice : encoded.notices) notices_.Add(name, notice, line);
-  if (encoded.truncated) {
-    ++report.truncated_records;
-    notices_.Add(name, absl::StrCat("record(s) cut to ", options_.max_length, " tokens"), line);
+  if (source->part == Part::kTrain) train_formats_.insert(*source->format);
+  SOUP_ASSIGN_OR_RETURN(RecordEncoder * encoder, EncoderFor(*source->format));
+  auto encoded = encoder->Encode(record);
+  if (!encoded.ok()) {
+    return absl::Status(encoded.status().code(),
+                        absl::StrCat(where, ": ", encoded.status().message()));
   }
-  if (encoded.targets == 0) {
-    ++report.skipped_records;
-    notices_.Add(name,
-                 encoded.truncated ? "record(s) skipped: no supervised token is left after the cut"
-                                   : "record(s) skipped: no supervised token",
-                 line);
-    return absl::OkStatus();
-  }
-  const auto length = static_cast<int32_t>(encoded.tokens.ids.size());
-  report.longest_record_tokens = std::max<int64_t>(report.longest_record_tokens, length);
-  if (part == Part::kValidation) {
-    ++report.validation_records;
-    report_.validation_lengths.push_back(length);
-    return writer_ == nullptr ? absl::OkStatus() : writer_->AddValidation(encoded.tokens);
-  }
-  ++report.records;
-  report.tokens += length;
-  report.supervised_tokens += encoded.targets;
-  report_.lengths.push_back(length);
-  size_t bucket = 0;
-  while (length >> (bucket + 1) != 0) ++bucket;
-  if (report_.length_histogram.size() <= bucket) report_.length_histogram.resize(bucket + 1);
-  ++report_.length_histogram[bucket];
-  if (report_.preview.size() < static_cast<size_t>(options_.preview_records)) Preview(encoded);
-  return writer_ == nullptr ? absl::OkStatus() : writer_->AddTrain(encoded.tokens);
-}
-
-void Preparer::Preview(const EncodedRecord& encoded) {
-  PreviewRecord out;
-  out.line = encoded.tokens.line;
-  out.truncated = encoded.truncated;
-  for (size_t i = 0; i < encoded.tokens.ids.size(); ++i) {
-    const int32_t id = encoded.tokens.ids[i];
-    out.tokens.push_back({id, tokenizer_->Decode({id}), encoded.tokens.supervised[i] != 0});
-  }
-  report_.preview.push_back(std::move(out));
-}
-
-// Only a record's own fault (InvalidArgument) may be left out; anything else stops.
-absl::Status Preparer::LeaveOut(const absl::Status& why, const std::string& name, int64_t line) {
-  if (!absl::IsInvalidArgument(why)) return why;
-  ++bad_records_;
-  if (first_errors_.size() < kShownErrors) first_errors_.push_back(std::string(why.message()));
-  if (bad_records_ > options_.max_bad_records) {
-    if (options_.max_bad_records == 0) return why;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "more than ", options_.max_bad_records,
-        " records cannot be used; the first of them: ", absl::StrJoin(first_errors_, " | ")));
-  }
-  ++report_.dataset.skipped_records;
-  notices_.Add(name, "record(s) left out because of errors", line);
+  encoded->tokens.line = reader.line();
+  Keep(*std::move(encoded), index, source);
   return absl::OkStatus();
 }
 
-absl::Status Preparer::ReadFile(const std::string& path, const std::string& name, Part part) {
-  SOUP_ASSIGN_OR_RETURN(const auto reader, Open(path, name));
-  const char* stage = part == Part::kTrain ? "tokenise train" : "tokenise validation";
-  JsonlReader::Line line;
-  int64_t told = 0;
-  SOUP_RETURN_IF_ERROR(Tell(stage, 0, reader->file_bytes()));
-  int64_t index = 0;
-  for (;; ++index) {
-    SOUP_ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-    if (!more) break;
-    const Part goes_to = hold_out_.Holds(index) ? Part::kValidation : part;
-    const auto record = reader->Parse(line);
-    const absl::Status status =
-        record.ok() ? ReadRecord(*record, name, line.number, goes_to) : record.status();
-    if (!status.ok()) SOUP_RETURN_IF_ERROR(LeaveOut(status, name, line.number));
-    if (reader->bytes_read() - told >= kProgressEveryBytes) {
-      told = reader->bytes_read();
-      SOUP_RETURN_IF_ERROR(Tell(stage, told, reader->file_bytes()));
+void Preparer::Keep(EncodedRecord encoded, int64_t index, OpenSource* source) {
+  DatasetReport& report = report_.dataset;
+  const int64_t line = encoded.tokens.line;
+  const auto notice = [&](const std::string& what) { notices_.Add(source->name, what, line); };
+  for (const std::string& what : encoded.notices) notice(what);
+  const bool too_long = encoded.tokens.ids.size() > static_cast<size_t>(options_.max_length);
+  const bool cut = too_long && too_long_ == TooLong::kTruncate;
+  std::vector<TokenRecord> pieces =
+      FitRecord(std::move(encoded.tokens), options_.max_length, too_long_);
+  if (cut) {
+    ++report.truncated_records;
+    notice(absl::StrCat("record(s) cut to ", options_.max_length, " tokens"));
+  } else if (too_long && too_long_ == TooLong::kDrop) {
+    ++report.dropped_records;
+    ++report.skipped_records;
+    return notice(absl::StrCat("record(s) left out: longer than ", options_.max_length, " tokens"));
+  } else if (too_long) {
+    ++report.split_records;
+    notice(absl::StrCat("record(s) split into pieces of ", options_.max_length, " tokens"));
+  }
+  pieces.erase(std::remove_if(pieces.begin(), pieces.end(),
+                              [](const TokenRecord& r) { return CountTargets(r) == 0; }),
+               pieces.end());
+  if (pieces.empty()) {
+    ++report.skipped_records;
+    return notice(cut ? "record(s) skipped: no supervised token is left after the cut"
+                      : "record(s) skipped: no supervised token");
+  }
+  const bool held_out = source->held_out.Holds(index);
+  const Part part = held_out ? Part::kValidation : source->part;
+  if (part == Part::kTrain && source->previewed < options_.preview_records)
+    Preview(pieces, cut, source);
+  write_error_ = Write(pieces, part == Part::kTrain ? source->copies.Of(index) : 1, part, source);
+}
+
+absl::Status Preparer::Write(const std::vector<TokenRecord>& pieces, int64_t copies, Part part,
+                             OpenSource* source) {
+  DatasetReport& report = report_.dataset;
+  for (int64_t copy = 0; copy < copies; ++copy) {
+    for (const TokenRecord& piece : pieces) {
+      const auto length = static_cast<int32_t>(piece.ids.size());
+      report.longest_record_tokens = std::max<int64_t>(report.longest_record_tokens, length);
+      if (part == Part::kValidation) {
+        ++report.validation_records;
+        ++source->report.validation_records;
+        report_.validation_lengths.push_back(length);
+        if (writer_ != nullptr) SOUP_RETURN_IF_ERROR(writer_->AddValidation(piece));
+        continue;
+      }
+      ++report.records;
+      ++source->report.records;
+      report.tokens += length;
+      source->report.tokens += length;
+      report.supervised_tokens += CountTargets(piece);
+      report_.lengths.push_back(length);
+      size_t bucket = 0;
+      while (length >> (bucket + 1) != 0) ++bucket;
+      if (report_.length_histogram.size() <= bucket) report_.length_histogram.resize(bucket + 1);
+      ++report_.length_histogram[bucket];
+      if (writer_ != nullptr) SOUP_RETURN_IF_ERROR(writer_->AddTrain(piece));
     }
   }
-  if (index == 0) return absl::InvalidArgumentError(absl::StrCat(name, ": no records"));
-  return Tell(stage, reader->file_bytes(), reader->file_bytes());
+  return absl::OkStatus();
+}
+
+void Preparer::Preview(const std::vector<TokenRecord>& pieces, bool truncated, OpenSource* source) {
+  const TokenRecord& shown = pieces.front();
+  PreviewRecord out;
+  out.source = source->name;
+  out.line = shown.line;
+  out.truncated = truncated;
+  out.pieces = static_cast<int32_t>(pieces.size());
+  for (size_t i = 0; i < shown.ids.size(); ++i) {
+    const int32_t id = shown.ids[i];
+    out.tokens.push_back({id, tokenizer_->Decode({id}), shown.supervised[i] != 0});
+  }
+  report_.preview.push_back(std::move(out));
+  ++source->previewed;
+}
+
+// ---- errors ----
+
+absl::Status Preparer::TooManyErrors(bool all_read) const {
+  if (bad_records_ == 1) return absl::InvalidArgumentError(first_errors_.front());
+  return absl::InvalidArgumentError(
+      absl::StrCat(all_read ? "" : "at least ", bad_records_, " records cannot be used, more than ",
+                   options_.max_bad_records,
+                   " (data.max_errors); the first of them: ", absl::StrJoin(first_errors_, " | ")));
+}
+
+// Only a record's own fault (InvalidArgument) may be left out; anything else stops. Past the limit
+// reading goes on for a few more, so that people see what there is to mend, not the first only.
+absl::Status Preparer::LeaveOut(const absl::Status& why, int64_t line, OpenSource* source) {
+  if (!absl::IsInvalidArgument(why)) {
+    return bad_records_ > options_.max_bad_records ? TooManyErrors(/*all_read=*/false) : why;
+  }
+  ++bad_records_;
+  if (static_cast<int64_t>(first_errors_.size()) < kShownErrors)
+    first_errors_.push_back(std::string(why.message()));
+  if (bad_records_ >= options_.max_bad_records + kShownErrors)
+    return TooManyErrors(/*all_read=*/false);
+  ++source->report.error_records;
+  ++report_.dataset.error_records;
+  ++report_.dataset.skipped_records;
+  notices_.Add(source->name, "record(s) left out because of errors", line);
+  return absl::OkStatus();
 }
 
 absl::Status Preparer::CheckResult() const {
@@ -261,6 +397,22 @@ absl::Status Preparer::CheckResult() const {
   return absl::InvalidArgumentError(absl::StrCat("no record is left to ",
                                                  report.records == 0 ? "train on" : "validate with",
                                                  ". ", absl::StrJoin(report.warnings, "; ")));
+}
+
+// ---- the whole ----
+
+void Preparer::TellFormats() {
+  DatasetReport& report = report_.dataset;
+  std::vector<std::string> formats;
+  std::string reasons;
+  for (const SourceReport& source : report.sources) {
+    if (std::find(formats.begin(), formats.end(), source.format) == formats.end())
+      formats.push_back(source.format);
+    absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", source.name, ": ", source.reason);
+  }
+  report.format = absl::StrJoin(formats, ", ");
+  report.format_reason =
+      options_.train.size() == 1 ? report.sources.front().reason : std::move(reasons);
 }
 
 std::string Preparer::HeaderJson() const {
@@ -274,45 +426,36 @@ std::string Preparer::HeaderJson() const {
                                  {"format", r.format},
                                  {"train_on", options_.train_on},
                                  {"max_length", options_.max_length},
+                                 {"too_long", options_.too_long},
                                  {"seed", options_.seed}};
   return header.dump();
 }
 
 absl::StatusOr<PrepareReport> Preparer::Run() {
   SOUP_RETURN_IF_ERROR(CheckOptions(options_));
-  if (options_.format != "auto") {
-    SOUP_ASSIGN_OR_RETURN(format_, RecordFormatFromName(options_.format));
-    report_.dataset.format_reason = "the job says so";
-  }
-  SOUP_RETURN_IF_ERROR(Tell("tokenizer", 0, 1));
-  SOUP_ASSIGN_OR_RETURN(const std::string json, RealFileSystem().ReadFile(JoinPath(
-                                                    options_.tokenizer_dir, "tokenizer.json")));
-  SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(json, "tokenizer.json"));
-  SOUP_ASSIGN_OR_RETURN(config_, LoadTokenizerConfig(options_.tokenizer_dir));
-  std::vector<std::string> warnings;
-  SOUP_RETURN_IF_ERROR(CheckAgreement(config_, *tokenizer_, &warnings));
-  for (const std::string& warning : warnings) notices_.AddGeneral(warning);
+  SOUP_ASSIGN_OR_RETURN(too_long_, TooLongFromName(options_.too_long));
+  // What the options say of formats, before anything is read.
+  for (const PrepareSource& source : options_.train)
+    SOUP_RETURN_IF_ERROR(
+        MakeSource(source.path, source.name, source.format, Part::kTrain).status());
+  SOUP_RETURN_IF_ERROR(LoadTokenizer());
   if (!options_.output_path.empty()) {
     SOUP_ASSIGN_OR_RETURN(writer_, DatasetWriter::Create(options_.output_path));
   }
-  const std::string& train = options_.train_path;
-  const std::string train_name = options_.train_name.empty() ? train : options_.train_name;
-  if (options_.validation_fraction > 0) {
-    SOUP_ASSIGN_OR_RETURN(const int64_t records, CountRecords(train, train_name));
-    hold_out_ = HoldOut::Draw(records, options_.validation_fraction, options_.seed);
+  for (int i = 0; i < static_cast<int>(options_.train.size()); ++i) {
+    SOUP_ASSIGN_OR_RETURN(OpenSource source, MakeTrainSource(i));
+    SOUP_RETURN_IF_ERROR(ReadSource(std::move(source)));
   }
-  SOUP_RETURN_IF_ERROR(ReadFile(train, train_name, Part::kTrain));
   if (!options_.validation_path.empty()) {
-    hold_out_ = HoldOut();
-    SOUP_RETURN_IF_ERROR(ReadFile(
-        options_.validation_path,
-        options_.validation_name.empty() ? options_.validation_path : options_.validation_name,
-        Part::kValidation));
+    SOUP_ASSIGN_OR_RETURN(
+        OpenSource source,
+        MakeSource(options_.validation_path, options_.validation_name, "", Part::kValidation));
+    SOUP_RETURN_IF_ERROR(ReadSource(std::move(source)));
   }
-  if (format_) report_.dataset.format = RecordFormatName(*format_);
+  TellFormats();
   report_.dataset.warnings = notices_.ToWarnings();
   for (const std::string& error : first_errors_)
-    if (report_.dataset.warnings.size() < 32) report_.dataset.warnings.push_back(error);
+    if (report_.dataset.warnings.size() < kMaxWarnings) report_.dataset.warnings.push_back(error);
   SOUP_RETURN_IF_ERROR(CheckResult());
   if (writer_ != nullptr) SOUP_RETURN_IF_ERROR(writer_->Finish(HeaderJson()));
   return std::move(report_);

@@ -19,9 +19,7 @@
 namespace soup::engine {
 
 struct EncodedRecord {
-  TokenRecord tokens;
-  int64_t targets = 0;  // supervised and not first
-  bool truncated = false;
+  TokenRecord tokens;                // of any length: FitRecord comes after
   std::vector<std::string> notices;  // what Notices::Add should be told
 };
 
@@ -30,16 +28,18 @@ class RecordEncoder {
   struct Options {
     RecordFormat format = RecordFormat::kText;
     bool train_on_all = false;
-    int32_t max_length = 2048;
     int64_t vocab_size = 0;  // 0: not checked
   };
 
-  // Errors: InvalidArgument (no EOS for text rows, no chat template for messages, a template that
-  // is not understood, with its line and column).
+  // Errors: InvalidArgument (no EOS for text rows, no chat template for messages and sharegpt, a
+  // template that is not understood, with its line and column).
   static absl::StatusOr<std::unique_ptr<RecordEncoder>> Create(const Tokenizer* tokenizer,
                                                                const TokenizerConfig& config,
                                                                Options options);
   ~RecordEncoder();
+
+  // How the records become text, where a format leaves a choice; else empty.
+  std::string manner() const;
 
   // Errors: InvalidArgument (of this record); FailedPrecondition (of tokenizer and model together:
   // no record can be right).

@@ -23,7 +23,10 @@ const std::vector<Shape>& Shapes() {
   static const auto* const shapes = new std::vector<Shape>{
       {RecordFormat::kText, "text", {"text"}, {}},
       {RecordFormat::kPromptCompletion, "prompt_completion", {"prompt", "completion"}, {}},
-      {RecordFormat::kMessages, "messages", {"messages"}, {"tools"}}};
+      {RecordFormat::kMessages, "messages", {"messages"}, {"tools"}},
+      {RecordFormat::kAlpaca, "alpaca", {"instruction", "output"}, {"input", "system", "history"}},
+      {RecordFormat::kSharegpt, "sharegpt", {"conversations"}, {"system", "tools"}},
+      {RecordFormat::kInputIds, "input_ids", {"input_ids"}, {"labels", "attention_mask"}}};
   return *shapes;
 }
 
@@ -33,17 +36,20 @@ const Shape& ShapeOf(RecordFormat format) {
   return Shapes().front();
 }
 
-// Formats that people have and that are not read here, by the keys that give them away.
+// Records that people have and that are not read here, by the keys that give them away.
 struct Foreign {
-  const char* name;
   std::vector<absl::string_view> keys;
+  const char* remedy;
 };
 const std::vector<Foreign>& ForeignShapes() {
-  static const auto* const shapes =
-      new std::vector<Foreign>{{"alpaca", {"instruction", "output"}},
-                               {"sharegpt", {"conversations"}},
-                               {"preference pairs", {"chosen", "rejected"}},
-                               {"token ids", {"input_ids"}}};
+  static const auto* const shapes = new std::vector<Foreign>{
+      {{"chosen", "rejected"}, "preference pairs are not supported"},
+      {{"prompt", "response"}, "name the key 'response' 'completion'"},
+      {{"instruction", "response"}, "name the key 'response' 'output' (alpaca)"},
+      {{"question", "answer"}, "name the keys 'prompt' and 'completion'"},
+      {{"input", "output"}, "name the keys 'prompt' and 'completion'"},
+      {{"conversation"}, "name the key 'conversations' (sharegpt) or 'messages'"},
+      {{"content"}, "name the key 'text'"}};
   return *shapes;
 }
 
@@ -70,19 +76,29 @@ std::string Quoted(const std::vector<absl::string_view>& keys) {
   });
 }
 
-constexpr char kKnown[] =
-    "known: text {\"text\"}, prompt_completion {\"prompt\", \"completion\"}, messages "
-    "{\"messages\"}";
+// "text {'text'}, prompt_completion {'prompt' and 'completion'}, ..."
+std::string KnownShapes() {
+  return absl::StrCat("known: ",
+                      absl::StrJoin(Shapes(), ", ", [](std::string* out, const Shape& s) {
+                        absl::StrAppend(out, s.name, " {", Quoted(s.required), "}");
+                      }));
+}
 
 }  // namespace
 
 const char* RecordFormatName(RecordFormat format) { return ShapeOf(format).name; }
 
+std::string KnownRecordFormats() {
+  return absl::StrJoin(Shapes(), ", ",
+                       [](std::string* out, const Shape& s) { absl::StrAppend(out, s.name); });
+}
+
 absl::StatusOr<RecordFormat> RecordFormatFromName(absl::string_view name) {
   for (const Shape& s : Shapes())
     if (name == s.name) return s.format;
   return absl::InvalidArgumentError(
-      absl::StrCat("data format '", name, "' is not supported (", kKnown, ", or auto)"));
+      absl::StrCat("data format '", name, "' is not supported; known: auto, ", KnownRecordFormats(),
+                   ", and the kinds of files jsonl, json, csv, tsv with the format of auto"));
 }
 
 absl::StatusOr<RecordFormat> DetectRecordFormat(const Value& record) {
@@ -99,13 +115,12 @@ absl::StatusOr<RecordFormat> DetectRecordFormat(const Value& record) {
   if (found) return *found;
   for (const Foreign& f : ForeignShapes()) {
     if (HasAll(record, f.keys)) {
-      return absl::InvalidArgumentError(absl::StrCat("the record looks like ", f.name, " (keys ",
-                                                     Quoted(f.keys),
-                                                     "), which is not supported yet; ", kKnown));
+      return absl::InvalidArgumentError(
+          absl::StrCat("no format has the record's keys (", KeysOf(record), "): ", f.remedy));
     }
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("no format has the record's keys (", KeysOf(record), "); ", kKnown));
+      absl::StrCat("no format has the record's keys (", KeysOf(record), "); ", KnownShapes()));
 }
 
 std::string RecordFormatReason(RecordFormat format) {

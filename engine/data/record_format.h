@@ -12,9 +12,12 @@
 
 namespace soup::engine {
 
-enum class RecordFormat { kText, kPromptCompletion, kMessages };
+enum class RecordFormat { kText, kPromptCompletion, kMessages, kAlpaca, kSharegpt, kInputIds };
 
-const char* RecordFormatName(RecordFormat format);  // "text", "prompt_completion", "messages"
+// "text", "prompt_completion", "messages", "alpaca", "sharegpt", "input_ids"
+const char* RecordFormatName(RecordFormat format);
+// Those names, for messages.
+std::string KnownRecordFormats();
 // Errors: InvalidArgument (a format that is not supported, by name, with those that are).
 absl::StatusOr<RecordFormat> RecordFormatFromName(absl::string_view name);
 

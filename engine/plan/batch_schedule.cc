@@ -2,10 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <set>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "engine/base/log.h"
 #include "engine/base/philox.h"
 #include "engine/base/status_macros.h"
@@ -17,7 +23,111 @@ namespace {
 constexpr uint64_t kOrderStream = uint64_t{0x6f726472} << 32;  // "ordr"
 
 // Above so many record visits the largest micro-batch of a packed run is bounded, not searched.
-constexpr int64_t kExactVisits = int64_t{1} << 24;
+constexpr int64_t kExactVisits = int64_t{1} << 22;
+
+constexpr int kMostExchanges = 4;  // of a step that no single one brings to a multiple
+
+// Exchanges records within one window of an epoch's order (batch_schedule.h).
+class Window {
+ public:
+  // `records`: the window's part of the order, changed in place.
+  Window(absl::Span<int32_t> records, const std::vector<int32_t>& lengths, int64_t batch_size,
+         int64_t tile)
+      : records_(records), lengths_(lengths), batch_size_(batch_size), tile_(tile) {}
+
+  void Arrange() {
+    const auto size = static_cast<int64_t>(records_.size());
+    for (int64_t i = batch_size_; i < size; ++i) later_[LengthAt(i)].insert(i);
+    for (int64_t begin = 0; begin + batch_size_ < size; begin += batch_size_) {
+      ArrangeStep(begin);
+      const int64_t next_end = std::min(begin + 2 * batch_size_, size);
+      for (int64_t i = begin + batch_size_; i < next_end; ++i) Forget(i);
+    }
+  }
+
+ private:
+  int32_t LengthAt(int64_t i) const {
+    return lengths_[static_cast<size_t>(records_[static_cast<size_t>(i)])];
+  }
+  void Forget(int64_t i) {
+    const auto it = later_.find(LengthAt(i));
+    it->second.erase(i);
+    if (it->second.empty()) later_.erase(it);
+  }
+
+  void ArrangeStep(int64_t begin) {
+    int64_t tokens = 0;
+    std::map<int32_t, int64_t> here;  // a place of each length of the step
+    for (int64_t i = begin; i < begin + batch_size_; ++i) {
+      tokens += LengthAt(i);
+      here.emplace(LengthAt(i), i);
+    }
+    const int64_t over = tokens % tile_;
+    if (over == 0 || tokens > BatchSchedule::kMostTiles * tile_) return;
+    // To the nearer multiple, or to the other.
+    int64_t missing = tile_ - over;
+    const bool up_first = missing <= over;
+    if (Exchange(&here, up_first ? missing : -over)) return;
+    if (Exchange(&here, up_first ? -over : missing)) return;
+    // Lengths that differ by less than that: as far up as a few exchanges bring it.
+    for (int exchange = 0; exchange < kMostExchanges && missing > 0; ++exchange) {
+      int64_t change = missing;
+      while (change > 0 && !Exchange(&here, change)) --change;
+      if (change == 0) return;
+      missing -= change;
+    }
+  }
+
+  // Swaps a record of the step for a later one that is `change` tokens longer. `here` loses it.
+  bool Exchange(std::map<int32_t, int64_t>* here, int64_t change) {
+    for (auto it = here->begin(); it != here->end(); ++it) {
+      const auto [length, i] = *it;
+      const int64_t wanted = length + change;
+      if (wanted < 1 || wanted > INT32_MAX) continue;
+      const auto found = later_.find(static_cast<int32_t>(wanted));
+      if (found == later_.end()) continue;
+      const int64_t j = *found->second.begin();
+      Forget(j);
+      std::swap(records_[static_cast<size_t>(i)], records_[static_cast<size_t>(j)]);
+      later_[LengthAt(j)].insert(j);
+      here->erase(it);
+      return true;
+    }
+    return false;
+  }
+
+  absl::Span<int32_t> records_;
+  const std::vector<int32_t>& lengths_;
+  const int64_t batch_size_;
+  const int64_t tile_;
+  std::map<int32_t, std::set<int64_t>> later_;  // places of later steps, by length
+};
+
+// Bins of one capacity, and the first that has room, in O(log bins).
+class FirstFit {
+ public:
+  FirstFit(size_t most_bins, int64_t capacity) {
+    while (leaves_ < most_bins) leaves_ *= 2;
+    room_.assign(2 * leaves_, capacity);  // of the roomiest bin below a node
+  }
+  // The first bin with room for `tokens`, which are put into it. There is one: bins suffice for one
+  // record each.
+  size_t Put(int64_t tokens) {
+    size_t node = 1;
+    while (node < leaves_) node = room_[2 * node] >= tokens ? 2 * node : 2 * node + 1;
+    const size_t bin = node - leaves_;
+    room_[node] -= tokens;
+    while (node > 1) {
+      node /= 2;
+      room_[node] = std::max(room_[2 * node], room_[2 * node + 1]);
+    }
+    return bin;
+  }
+
+ private:
+  size_t leaves_ = 1;
+  std::vector<int64_t> room_;
+};
 
 absl::Status Check(const std::vector<int32_t>& lengths, const BatchParams& params) {
   if (lengths.empty()) {
@@ -30,6 +140,10 @@ absl::Status Check(const std::vector<int32_t>& lengths, const BatchParams& param
   if (!std::isfinite(params.epochs) || params.epochs <= 0 || params.epochs > 1e6) {
     return absl::InvalidArgumentError(
         absl::StrCat("epochs is ", params.epochs, "; it must be above 0 and at most 1e6"));
+  }
+  if (params.order_tile < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("order_tile is ", params.order_tile, "; it must be 0 (no window) or more"));
   }
   if (params.max_steps < 0) {
     return absl::InvalidArgumentError(
@@ -50,12 +164,21 @@ absl::Status Check(const std::vector<int32_t>& lengths, const BatchParams& param
 
 }  // namespace
 
+struct BatchSchedule::Memory {
+  absl::Mutex mu;
+  int64_t epoch ABSL_GUARDED_BY(mu) = -1;
+  std::vector<int32_t> order ABSL_GUARDED_BY(mu);
+  int64_t step ABSL_GUARDED_BY(mu) = 0;
+  std::vector<MicroBatch> micro_batches ABSL_GUARDED_BY(mu);
+};
+
 absl::StatusOr<BatchSchedule> BatchSchedule::Create(std::vector<int32_t> lengths,
                                                     BatchParams params) {
   SOUP_RETURN_IF_ERROR(Check(lengths, params));
   BatchSchedule schedule;
   schedule.lengths_ = std::move(lengths);
   schedule.params_ = params;
+  schedule.memory_ = std::make_shared<Memory>();
   const int64_t n = schedule.records();
   const int64_t batch = params.batch_size;
   schedule.steps_an_epoch_ = (n + batch - 1) / batch;
@@ -84,9 +207,12 @@ BatchSchedule::Range BatchSchedule::RangeOf(int64_t step) const {
   Range range;
   range.epoch = (step - 1) / steps_an_epoch_;
   range.begin = (step - 1) % steps_an_epoch_ * params_.batch_size;
-  const int64_t records_of_epoch = range.epoch < whole_epochs_ ? records() : last_records_;
-  range.end = std::min<int64_t>(range.begin + params_.batch_size, records_of_epoch);
+  range.end = std::min<int64_t>(range.begin + params_.batch_size, RecordsOfEpoch(range.epoch));
   return range;
+}
+
+int64_t BatchSchedule::RecordsOfEpoch(int64_t epoch) const {
+  return epoch < whole_epochs_ ? records() : last_records_;
 }
 
 std::vector<int32_t> BatchSchedule::EpochOrder(int64_t epoch) const {
@@ -97,35 +223,57 @@ std::vector<int32_t> BatchSchedule::EpochOrder(int64_t epoch) const {
   for (size_t i = order.size() - 1; i > 0; --i) {
     std::swap(order[i], order[BoundedFromU64(draws.U64(i), i + 1)]);
   }
+  if (params_.order_tile <= 0) return order;
+  const int64_t batch = params_.batch_size;
+  const int64_t window = std::max<int64_t>(1, kWindowRecords / batch) * batch;
+  const int64_t end = RecordsOfEpoch(epoch);
+  for (int64_t begin = 0; begin < end; begin += window) {
+    const int64_t size = std::min(window, end - begin);
+    Window(absl::MakeSpan(order).subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
+           lengths_, batch, params_.order_tile)
+        .Arrange();
+  }
   return order;
+}
+
+std::vector<int32_t> BatchSchedule::StepRecords(const std::vector<int32_t>& order,
+                                                const Range& range) const {
+  return {order.begin() + range.begin, order.begin() + range.end};
 }
 
 std::vector<MicroBatch> BatchSchedule::Pack(std::vector<int32_t> records) const {
   std::vector<MicroBatch> micro_batches;
-  if (params_.packing) {
-    std::stable_sort(records.begin(), records.end(), [this](int32_t a, int32_t b) {
-      return lengths_[static_cast<size_t>(a)] > lengths_[static_cast<size_t>(b)];
-    });
+  if (!params_.packing) {
+    for (int32_t record : records)
+      micro_batches.push_back({{record}, lengths_[static_cast<size_t>(record)]});
+    return micro_batches;
   }
+  std::stable_sort(records.begin(), records.end(), [this](int32_t a, int32_t b) {
+    return lengths_[static_cast<size_t>(a)] > lengths_[static_cast<size_t>(b)];
+  });
+  FirstFit bins(records.size(), params_.micro_batch_tokens);
   for (int32_t record : records) {
     const int64_t tokens = lengths_[static_cast<size_t>(record)];
-    auto fits = micro_batches.end();
-    if (params_.packing) {
-      fits = std::find_if(micro_batches.begin(), micro_batches.end(), [&](const MicroBatch& m) {
-        return m.tokens + tokens <= params_.micro_batch_tokens;
-      });
-    }
-    if (fits == micro_batches.end()) fits = micro_batches.insert(fits, MicroBatch{});
-    fits->records.push_back(record);
-    fits->tokens += tokens;
+    const size_t bin = bins.Put(tokens);
+    if (bin == micro_batches.size()) micro_batches.emplace_back();
+    micro_batches[bin].records.push_back(record);
+    micro_batches[bin].tokens += tokens;
   }
   return micro_batches;
 }
 
 std::vector<MicroBatch> BatchSchedule::Step(int64_t step) const {
   const Range range = RangeOf(step);
-  const std::vector<int32_t> order = EpochOrder(range.epoch);
-  return Pack({order.begin() + range.begin, order.begin() + range.end});
+  Memory& memory = *memory_;
+  absl::MutexLock lock(&memory.mu);
+  if (memory.step == step) return memory.micro_batches;
+  if (memory.epoch != range.epoch) {
+    memory.order = EpochOrder(range.epoch);
+    memory.epoch = range.epoch;
+  }
+  memory.micro_batches = Pack(StepRecords(memory.order, range));
+  memory.step = step;
+  return memory.micro_batches;
 }
 
 bool BatchSchedule::EndsEpoch(int64_t step) const {
@@ -163,7 +311,7 @@ void BatchSchedule::VisitSteps(
       order = EpochOrder(range.epoch);
       order_epoch = range.epoch;
     }
-    visit(Pack({order.begin() + range.begin, order.begin() + range.end}));
+    visit(Pack(StepRecords(order, range)));
   }
 }
 

@@ -7,13 +7,25 @@
 // first-fit-decreasing (ties: earlier record first); without packing a micro-batch holds one
 // record. A fraction of an epoch ends after round(fraction * records) records. Random order:
 // Fisher-Yates on Philox4x32-10, so any step can be found without replaying the ones before.
-// max_steps cuts the run short; it never lengthens it. Immutable after Create; any thread. Step()
-// costs O(records) for the epoch's order.
+// max_steps cuts the run short; it never lengthens it.
+//
+// Shuffle window (order_tile > 0): a device works in token counts that are multiples of a tile, and
+// a step's few hundred tokens seldom are one. So steps exchange records within windows of about
+// kWindowRecords shuffled records: each step in turn, but the window's last, gives one record for a
+// later one of a length that brings its tokens to a multiple of the tile; where no single exchange
+// does, up to four bring it near. So few exchanges a step: the order stays a shuffle, every record
+// still comes once an epoch, a step still has batch_size records. It does not look at `packing`:
+// the same records make a step packed or not. Steps of more than kMostTiles tiles are left alone:
+// their tails are small by themselves.
+//
+// Immutable after Create; any thread. Step() keeps the order of the last epoch asked for and the
+// last step: steps in turn cost O(batch_size) each, the first of an epoch O(records).
 #ifndef SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_
 #define SOUP_ENGINE_PLAN_BATCH_SCHEDULE_H_
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,6 +40,7 @@ struct BatchParams {
   int64_t micro_batch_tokens = 0;  // capacity of a packed micro-batch; >= the longest record
   uint64_t seed = 0;
   bool shuffle = true;
+  int32_t order_tile = 0;  // tokens; 0: no shuffle window
 };
 
 // Records of one micro-batch in the order they are packed, and their tokens together.
@@ -38,6 +51,9 @@ struct MicroBatch {
 
 class BatchSchedule {
  public:
+  static constexpr int64_t kWindowRecords = 1024;
+  static constexpr int64_t kMostTiles = 64;
+
   // `lengths`: tokens of each record (>= 1). Errors: InvalidArgument (no records, a record longer
   // than the capacity).
   static absl::StatusOr<BatchSchedule> Create(std::vector<int32_t> lengths, BatchParams params);
@@ -52,7 +68,7 @@ class BatchSchedule {
   // True when `step` is the last of an epoch (or of the run): validation runs after it.
   bool EndsEpoch(int64_t step) const;
   // The largest micro-batch of the run, in tokens, the most micro-batches in a step, and the most
-  // records in a micro-batch. Exact; upper bounds for packed runs of more than 2^24 record visits.
+  // records in a micro-batch. Exact; upper bounds for packed runs of more than 2^22 record visits.
   int64_t max_micro_batch_tokens() const { return max_micro_batch_tokens_; }
   int32_t max_micro_batches() const { return max_micro_batches_; }
   int32_t max_records_in_micro_batch() const { return max_records_; }
@@ -65,8 +81,11 @@ class BatchSchedule {
     int64_t end = 0;
   };
   BatchSchedule() = default;
+  struct Memory;  // what Step() keeps
   Range RangeOf(int64_t step) const;
+  int64_t RecordsOfEpoch(int64_t epoch) const;
   std::vector<int32_t> EpochOrder(int64_t epoch) const;
+  std::vector<int32_t> StepRecords(const std::vector<int32_t>& order, const Range& range) const;
   std::vector<MicroBatch> Pack(std::vector<int32_t> records) const;
   bool CanWalk() const;
   void VisitSteps(const std::function<void(const std::vector<MicroBatch>&)>& visit) const;
@@ -82,6 +101,7 @@ class BatchSchedule {
   int64_t max_micro_batch_tokens_ = 0;
   int32_t max_micro_batches_ = 0;
   int32_t max_records_ = 0;
+  std::shared_ptr<Memory> memory_;  // shared by copies: they are equal
 };
 
 }  // namespace soup::engine

@@ -45,9 +45,10 @@ struct JobShape {
 
 // Frozen into the job's record. Equal text = equal bits on one machine.
 struct NumericPlan {
-  int32_t version = 2;
+  int32_t version = 3;
   std::string backend;              // cpu | cuda
   int64_t micro_batch_tokens = 0;   // capacity of a packed micro-batch
+  int32_t order_tile = 0;           // of the shuffle window (batch_schedule.h)
   std::vector<int64_t> buckets;     // token counts that a work item is rounded up to, ascending
   int64_t head_slice_rows = 0;      // vocabulary rows a head slice
   int64_t max_supervised_rows = 0;  // rows of the loss buffers: the largest bucket
@@ -63,6 +64,10 @@ struct NumericPlan {
 
 // Errors: InvalidArgument (a record longer than the model's positions, no records).
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile);
+
+// Fills in what packing depends on, micro_batch_tokens, order_tile and buckets, from the lengths
+// and plan->backend alone (MakeNumericPlan does so too).
+void SetBuckets(const JobShape& shape, NumericPlan* plan);
 
 // One work item as the memory plan sees it: a micro-batch of one job.
 struct PassItem {

@@ -15,6 +15,7 @@ namespace {
 // to reach their rate and to share the widening of the weights, few enough to keep the memory of
 // one work item small.
 constexpr int64_t kCpuMicroBatchTokens = 1024;
+constexpr int64_t kCpuRowTile = 8;
 // Logits of one slice are fp32 [rows, slice]: small enough to stay near the caches.
 constexpr int64_t kMaxHeadSliceRows = 2048;
 // The same for a GPU: the matrix units want rows in whole tiles and a few thousand of them, and a
@@ -23,7 +24,7 @@ constexpr int64_t kCudaMicroBatchTokens = 4096;
 constexpr int64_t kCudaMaxHeadSliceRows = 8192;
 constexpr int64_t kCudaRowTile = 64;
 constexpr int64_t kCudaHeadDims[] = {16, 32, 64, 96, 128, 256};
-constexpr int kNumericPlanVersion = 2;  // 2: the head's rows in buckets
+constexpr int kNumericPlanVersion = 3;  // 2: the head's rows in buckets; 3: the shuffle window
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -89,6 +90,7 @@ std::string NumericPlan::ToText() const {
   const nlohmann::json j = {{"version", version},
                             {"backend", backend},
                             {"micro_batch_tokens", micro_batch_tokens},
+                            {"order_tile", order_tile},
                             {"buckets", buckets},
                             {"head_slice_rows", head_slice_rows},
                             {"max_supervised_rows", max_supervised_rows},
@@ -105,7 +107,8 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
   static const char* const kKeys[] = {"version",         "backend",
                                       "buckets",         "micro_batch_tokens",
                                       "head_slice_rows", "max_supervised_rows",
-                                      "cpu_threads",     "blas_core"};
+                                      "order_tile",      "cpu_threads",
+                                      "blas_core"};
   for (const char* key : kKeys) {
     if (!j.contains(key)) {
       return absl::InvalidArgumentError(absl::StrCat("numeric plan: no key ", key));
@@ -119,6 +122,7 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
     plan.version = j["version"].get<int32_t>();
     plan.backend = j["backend"].get<std::string>();
     plan.micro_batch_tokens = j["micro_batch_tokens"].get<int64_t>();
+    plan.order_tile = j["order_tile"].get<int32_t>();
     plan.buckets = j["buckets"].get<std::vector<int64_t>>();
     plan.head_slice_rows = j["head_slice_rows"].get<int64_t>();
     plan.max_supervised_rows = j["max_supervised_rows"].get<int64_t>();
@@ -136,10 +140,21 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
                          !plan.buckets.empty() && plan.buckets.front() > 0;
   if (!ascending || plan.head_slice_rows <= 0 || plan.cpu_threads <= 0 ||
       plan.micro_batch_tokens <= 0 || plan.micro_batch_tokens > plan.buckets.back() ||
-      plan.max_supervised_rows <= 0) {
+      plan.max_supervised_rows <= 0 || plan.order_tile < 0) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: values out of range: ", text));
   }
   return plan;
+}
+
+void SetBuckets(const JobShape& shape, NumericPlan* plan) {
+  const bool cuda = plan->backend == "cuda";
+  const int64_t longest = std::max<int64_t>(Longest(shape), 1);
+  const int64_t packed = cuda ? kCudaMicroBatchTokens : kCpuMicroBatchTokens;
+  plan->order_tile = static_cast<int32_t>(cuda ? kCudaRowTile : kCpuRowTile);
+  plan->buckets = MakeBuckets(shape.batch.packing ? std::max(longest, packed) : longest,
+                              cuda ? kCudaRowTile : kCpuRowTile);
+  // A full micro-batch has no tail.
+  plan->micro_batch_tokens = plan->buckets.back();
 }
 
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile) {
@@ -165,12 +180,7 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
   NumericPlan plan;
   plan.version = kNumericPlanVersion;
   plan.backend = profile.backend;
-  const int64_t packed = cuda ? kCudaMicroBatchTokens : kCpuMicroBatchTokens;
-  const int64_t target =
-      shape.batch.packing ? std::max(longest, packed) : std::max<int64_t>(longest, 1);
-  plan.buckets = MakeBuckets(target, cuda ? kCudaRowTile : 8);
-  // A full micro-batch has no tail.
-  plan.micro_batch_tokens = plan.buckets.back();
+  SetBuckets(shape, &plan);
   plan.max_supervised_rows = plan.buckets.back();
   plan.head_slice_rows =
       std::min(cuda ? kCudaMaxHeadSliceRows : kMaxHeadSliceRows,
@@ -183,6 +193,7 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
 absl::StatusOr<BatchSchedule> MakeTrainSchedule(const JobShape& shape, const NumericPlan& plan) {
   BatchParams params = shape.batch;
   params.micro_batch_tokens = plan.micro_batch_tokens;
+  params.order_tile = plan.order_tile;
   return BatchSchedule::Create(shape.lengths, params);
 }
 

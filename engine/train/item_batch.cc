@@ -19,6 +19,7 @@ absl::StatusOr<ItemBatch> MakeItemBatch(const PreparedDataset& dataset, bool val
   batch.ids.reserve(bucket);
   batch.positions.reserve(bucket);
   batch.cu_seqlens.push_back(0);
+  int64_t of_records = 0;
   const int64_t records = validation ? dataset.validation_records() : dataset.train_records();
   for (const int32_t index : micro_batch.records) {
     if (index < 0 || index >= records) {
@@ -28,6 +29,7 @@ absl::StatusOr<ItemBatch> MakeItemBatch(const PreparedDataset& dataset, bool val
     }
     const RecordView record = validation ? dataset.validation(index) : dataset.train(index);
     const int32_t first = static_cast<int32_t>(batch.ids.size());
+    of_records += static_cast<int64_t>(record.ids.size());
     for (size_t i = 0; i < record.ids.size(); ++i) {
       const int32_t id = record.ids[i];
       if (id < 0 || id >= vocab) {
@@ -45,6 +47,7 @@ absl::StatusOr<ItemBatch> MakeItemBatch(const PreparedDataset& dataset, bool val
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.ids.size()));
   }
   batch.tokens = static_cast<int64_t>(batch.ids.size());
+  batch.padding = batch.tokens - of_records;
   if (batch.tokens > bucket || batch.tokens == 0) {
     return absl::InvalidArgumentError(absl::StrCat("a micro-batch of ", batch.tokens,
                                                    " tokens does not fit its bucket of ", bucket));

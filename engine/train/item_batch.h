@@ -16,6 +16,7 @@ namespace soup::engine {
 struct ItemBatch {
   int64_t bucket = 0;               // T: rows, tail included
   int64_t tokens = 0;               // rows before the tail
+  int64_t padding = 0;              // of these, rows that belong to no record: none
   std::vector<int32_t> ids;         // [T]; tail 0, its rows are zeroed after the gather
   std::vector<int32_t> positions;   // [T]; tail 0
   std::vector<int32_t> rows;        // rows whose next token, of the same record, is supervised

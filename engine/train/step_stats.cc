@@ -51,6 +51,7 @@ std::string EncodeStepStats(const StepStats& s) {
                             {"tokens", s.tokens},
                             {"supervised_tokens", s.supervised_tokens},
                             {"bucket_tail_tokens", s.bucket_tail_tokens},
+                            {"padding_tokens", s.padding_tokens},
                             {"seconds", s.seconds},
                             {"stall_seconds", s.stall_seconds},
                             {"copy_bytes", s.copy_bytes},
@@ -72,6 +73,7 @@ std::optional<StepStats> DecodeStepStats(const std::string& job_id, absl::string
   s.tokens = Integer(j, "tokens");
   s.supervised_tokens = Integer(j, "supervised_tokens");
   s.bucket_tail_tokens = Integer(j, "bucket_tail_tokens");
+  s.padding_tokens = Integer(j, "padding_tokens");
   s.seconds = Number(j, "seconds");
   s.stall_seconds = Number(j, "stall_seconds");
   s.copy_bytes = Integer(j, "copy_bytes");

@@ -88,6 +88,7 @@ struct StepStats {
   int64_t tokens = 0;
   int64_t supervised_tokens = 0;
   int64_t bucket_tail_tokens = 0;
+  int64_t padding_tokens = 0;  // between records
   double seconds = 0;
   double stall_seconds = 0;
   int64_t copy_bytes = 0;

@@ -32,6 +32,7 @@ void AddLosses(const PassItemState& item, StepProgress& progress) {
   progress.stats.tokens += item.batch.tokens;
   progress.stats.supervised_tokens += item.supervised();
   progress.stats.bucket_tail_tokens += item.T - item.batch.tokens;
+  progress.stats.padding_tokens += item.batch.padding;
   ++progress.next_micro_batch;
 }
 

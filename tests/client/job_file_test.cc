@@ -322,6 +322,65 @@ TEST(JobFileTest, ByteOrderMarkAndCarriageReturnsAreRead) {
   EXPECT_EQ(job->files[0].path, "/home/ada/runs/t.jsonl");
 }
 
+// ---- several sources ----
+
+TEST(JobFileTest, TrainMayBeAListOfSources) {
+  const auto job = Parse(
+      "base: {path: /models/m}\n"
+      "data:\n"
+      "  train:\n"
+      "    - {path: a.jsonl, weight: 2}\n"
+      "    - {path: ../b.csv, weight: 0.5, format: alpaca}\n"
+      "    - /abs/c.json\n"
+      "  validation: v.jsonl\n");
+  ASSERT_TRUE(job.ok()) << job.status();
+  const auto& data = job->spec.data();
+  EXPECT_FALSE(data.has_train());
+  ASSERT_EQ(data.sources_size(), 3);
+  EXPECT_EQ(data.sources(0).file().name(), "a.jsonl");
+  EXPECT_EQ(data.sources(0).weight(), 2);
+  EXPECT_EQ(data.sources(1).format(), "alpaca");
+  EXPECT_EQ(data.sources(2).weight(), 1);
+  std::vector<std::string> paths;
+  for (const LocalFile& file : job->files) paths.push_back(file.path);
+  EXPECT_THAT(paths, ElementsAre("/home/ada/runs/a.jsonl", "/home/ada/b.csv", "/abs/c.json",
+                                 "/home/ada/runs/v.jsonl"));
+  EXPECT_EQ(job->files[1].where, "job.yaml:5:7: data.train[1]");
+  auto spec = job->spec;
+  FileRefOf(&spec, job->files[1].slot, job->files[1].source)->set_sha256("x");
+  EXPECT_EQ(spec.data().sources(1).file().sha256(), "x");
+
+  // The last one wins, whole.
+  const auto one = Parse("base: {path: /models/m}\ndata: {train: [a.jsonl, b.jsonl]}\n",
+                         {"data.train=only.jsonl"});
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->spec.data().train().name(), "only.jsonl");
+  EXPECT_EQ(one->spec.data().sources_size(), 0);
+  EXPECT_EQ(one->files.size(), 1u);
+  const auto list = Parse(With(""), {"data.train=[x.jsonl, {path: y.jsonl, weight: 3}]"});
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_FALSE(list->spec.data().has_train());
+  EXPECT_EQ(list->files[1].path, "/tmp/here/y.jsonl");
+}
+
+TEST(JobFileTest, SourcesAreCheckedKeyByKey) {
+  const auto refused = [](const std::string& train) {
+    return Refused("base: {path: /models/m}\ndata:\n  train: " + train + "\n");
+  };
+  EXPECT_THAT(refused("[{path: a, wieght: 2}]"),
+              HasSubstr("job.yaml:3:21: unknown key \"wieght\" in a source of \"data.train\"; did "
+                        "you mean \"weight\"?"));
+  EXPECT_THAT(refused("[{path: a, weight: 101}]"), HasSubstr("0 to 100, found \"101\""));
+  EXPECT_THAT(refused("[{path: a, weight: -1}]"), HasSubstr("0 to 100"));
+  EXPECT_THAT(refused("[{path: a, weight: '1'}]"), HasSubstr("in quotes"));
+  EXPECT_THAT(refused("[{weight: 1}]"), HasSubstr("a source has no path"));
+  EXPECT_THAT(refused("[{path: a, path: b}]"), HasSubstr("\"path\" is given twice"));
+  EXPECT_THAT(refused("[[a]]"), HasSubstr("a file, or a list of files"));
+  EXPECT_THAT(refused("[]"), HasSubstr("a file, or a list of files"));
+  EXPECT_THAT(Refused("base: {path: /models/m}\ndata: {train: a, too_long: trim}\n"),
+              HasSubstr("one of truncate, drop, split"));
+}
+
 // A spec with every key at random, as YAML that means it.
 soup::v1::JobSpec RandomSpec(testing::SeededRng& rng) {
   const auto pick = [&](std::vector<std::string> v) {
@@ -336,8 +395,22 @@ soup::v1::JobSpec RandomSpec(testing::SeededRng& rng) {
   s.mutable_base()->set_format(pick({"bf16", "nf4"}));
   s.mutable_base()->set_double_quant(s.base().format() == "nf4" && coin());
   auto* d = s.mutable_data();
-  d->mutable_train()->set_name(pick({"t.jsonl", "../x/t.jsonl", "0.5", "/abs/t", "sp ace.jsonl"}));
+  const auto file = [&] {
+    return pick({"t.jsonl", "../x/t.jsonl", "0.5", "/abs/t", "sp ace.jsonl", "{a}", "#x"});
+  };
+  if (coin()) {
+    d->mutable_train()->set_name(file());
+  } else {
+    for (int64_t n = rng.Int(1, 4); n > 0; --n) {
+      auto* source = d->add_sources();
+      source->mutable_file()->set_name(file());
+      source->set_weight(coin() ? 1 : real() * 100);
+      if (coin()) source->set_format(pick({"auto", "alpaca", "csv"}));
+    }
+  }
   d->set_format(pick({"auto", "text"}));
+  d->set_too_long(pick({"truncate", "drop", "split"}));
+  d->set_max_errors(rng.Int(0, 1000));
   d->set_max_length(static_cast<int>(rng.Int(2, 4097)));
   d->set_packing(coin());
   d->set_train_on(pick({"responses", "all"}));

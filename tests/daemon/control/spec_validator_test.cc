@@ -33,6 +33,29 @@ TEST(SpecValidator, AGoodSpecPasses) {
   EXPECT_TRUE(ValidateSpec(GoodSpec(std::string(128, 'n'), "/m")).ok());
 }
 
+// The spec's training file as a list of it twice.
+soup::v1::DataSpec* TwoSources(JobSpec& spec) {
+  soup::v1::DataSpec* data = spec.mutable_data();
+  for (int i = 0; i < 2; ++i) {
+    *data->add_sources()->mutable_file() = data->train();
+    data->mutable_sources(i)->set_weight(1);
+  }
+  data->clear_train();
+  return data;
+}
+
+TEST(SpecValidator, EveryFormatThatIsReadIsTaken) {
+  for (const char* format : {"auto", "text", "prompt_completion", "messages", "alpaca", "sharegpt",
+                             "input_ids", "jsonl", "json", "csv", "tsv"}) {
+    JobSpec spec = GoodSpec("n", "/m");
+    spec.mutable_data()->set_format(format);
+    EXPECT_TRUE(ValidateSpec(spec).ok()) << format;
+  }
+  JobSpec spec = GoodSpec("n", "/m");
+  TwoSources(spec);
+  EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
+}
+
 TEST(SpecValidator, EachBadValueIsRefusedByItsName) {
   const std::vector<BadSpec> bad = {
       {"name is missing", [](JobSpec& s) { s.clear_name(); }},
@@ -41,10 +64,26 @@ TEST(SpecValidator, EachBadValueIsRefusedByItsName) {
       {"base.path is missing", [](JobSpec& s) { s.mutable_base()->clear_path(); }},
       {"base.format is \"int8\"", [](JobSpec& s) { s.mutable_base()->set_format("int8"); }},
       {"base.double_quant", [](JobSpec& s) { s.mutable_base()->set_format("bf16"); }},
-      {"data.train.sha256", [](JobSpec& s) { s.mutable_data()->clear_train(); }},
+      {"data.train is missing", [](JobSpec& s) { s.mutable_data()->clear_train(); }},
+      {"as one file and as a list",
+       [](JobSpec& s) { *s.mutable_data()->add_sources()->mutable_file() = s.data().train(); }},
+      {"data.train[1].weight is 101",
+       [](JobSpec& s) { TwoSources(s)->mutable_sources(1)->set_weight(101); }},
+      {"data.train[0].weight is nan",
+       [](JobSpec& s) { TwoSources(s)->mutable_sources(0)->set_weight(NAN); }},
+      {"data.train[1].format is \"xml\"",
+       [](JobSpec& s) { TwoSources(s)->mutable_sources(1)->set_format("xml"); }},
+      {"data.train[1].sha256",
+       [](JobSpec& s) { TwoSources(s)->mutable_sources(1)->mutable_file()->set_sha256("x"); }},
+      {"every weight is 0",
+       [](JobSpec& s) {
+         for (auto& source : *TwoSources(s)->mutable_sources()) source.set_weight(0);
+       }},
+      {"data.too_long is \"cut\"", [](JobSpec& s) { s.mutable_data()->set_too_long("cut"); }},
+      {"data.max_errors is -1", [](JobSpec& s) { s.mutable_data()->set_max_errors(-1); }},
       {"data.train.sha256",
        [](JobSpec& s) { s.mutable_data()->mutable_train()->set_sha256(std::string(64, 'A')); }},
-      {"data.format is \"csv\"", [](JobSpec& s) { s.mutable_data()->set_format("csv"); }},
+      {"data.format is \"xml\"", [](JobSpec& s) { s.mutable_data()->set_format("xml"); }},
       {"data.max_length is 1", [](JobSpec& s) { s.mutable_data()->set_max_length(1); }},
       {"data.train_on", [](JobSpec& s) { s.mutable_data()->set_train_on("prompts"); }},
       {"data.validation is 0.6",

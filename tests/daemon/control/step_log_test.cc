@@ -34,6 +34,7 @@ StepRecord Step(int64_t n) {
   step.set_copy_bytes(1 << 20);
   step.set_copy_seconds(0.0625);
   step.set_bucket_tail_tokens(7);
+  step.set_padding_tokens(3);
   step.set_skipped(n % 3 == 0);
   step.set_has_validation_loss(n % 2 == 0);
   if (n % 2 == 0) step.set_validation_loss(2.5);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/data/dataset.h"
-#include "tests/engine/data/data_test_util.h"
+#include "tests/engine/data/prepared.h"
 
 namespace soup::engine {
 namespace {
@@ -21,72 +21,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-// A base folder (the byte tokenizer: id = byte, BOS 256, <|end|> 258) and what is prepared with it.
-class Prepared {
- public:
-  explicit Prepared(absl::string_view case_name = "") {
-    base_.MakeBase(case_name);
-    options.tokenizer_dir = base_.path();
-    options.train_name = "train.jsonl";
-    options.max_length = 512;
-    options.vocab_size = 264;
-    options.output_path = out_.path() + "/dataset.sds";
-  }
-
-  absl::Status RunFile(absl::string_view train) {
-    options.train_path = TestFile(absl::StrCat("cases/", train));
-    return Run();
-  }
-  absl::Status RunText(absl::string_view train) {
-    options.train_path = base_.Write("train.jsonl", train);
-    return Run();
-  }
-  std::string Refusal(absl::string_view train) {
-    data.reset();
-    EXPECT_TRUE(RealFileSystem().Remove(out_.path() + "/dataset.sds").ok());
-    const absl::Status status = RunText(train);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(*RealFileSystem().ListDirectory(out_.path()), IsEmpty());
-    return std::string(status.message());
-  }
-
-  const DatasetReport& dataset() const { return report.dataset; }
-  std::vector<int32_t> Ids(int64_t record) const {
-    const auto ids = data->train(record).ids;
-    return {ids.begin(), ids.end()};
-  }
-  const TempDir& base() const { return base_; }
-
-  PrepareOptions options;
-  PrepareReport report;
-  std::unique_ptr<PreparedDataset> data;
-
- private:
-  absl::Status Run() {
-    auto made = PrepareDataset(options);
-    if (!made.ok()) return made.status();
-    report = *std::move(made);
-    auto opened = PreparedDataset::Open(options.output_path);
-    if (!opened.ok()) return opened.status();
-    data = *std::move(opened);
-    EXPECT_EQ(data->TrainLengths(), report.lengths);
-    EXPECT_EQ(data->ValidationLengths(), report.validation_lengths);
-    return absl::OkStatus();
-  }
-
-  TempDir base_, out_;
-};
-
-nlohmann::json Expected(absl::string_view case_name) {
-  return nlohmann::json::parse(ReadTestFile(absl::StrCat("cases/", case_name, "/expected.json")));
-}
-
-#define ASSERT_PREPARED(expression)          \
-  do {                                       \
-    const absl::Status status_ = expression; \
-    ASSERT_TRUE(status_.ok()) << status_;    \
-  } while (0)
 
 // --- Faults that other trainers had (tests/cases) ------------------------------------------------
 
@@ -180,9 +114,10 @@ TEST(PrepareCaseTest, Case09TheSameRowsWhateverTheirBytes) {
 TEST(PrepareCaseTest, Case09BrokenTextIsRefusedWithItsPlace) {
   Prepared p;
   EXPECT_THAT(std::string(p.RunFile("09-file-bytes/lone-surrogate.jsonl").message()),
-              AllOf(HasSubstr("train.jsonl line 2"), HasSubstr("surrogate")));
-  EXPECT_THAT(std::string(p.RunFile("09-file-bytes/windows-1252.jsonl").message()),
-              AllOf(HasSubstr("train.jsonl line 2"), HasSubstr("0x92"), HasSubstr("offset 89 ")));
+              AllOf(HasSubstr("lone-surrogate.jsonl line 2"), HasSubstr("surrogate")));
+  EXPECT_THAT(
+      std::string(p.RunFile("09-file-bytes/windows-1252.jsonl").message()),
+      AllOf(HasSubstr("windows-1252.jsonl line 2"), HasSubstr("0x92"), HasSubstr("offset 89 ")));
 }
 
 TEST(PrepareCaseTest, Case11TextRows) {
@@ -307,11 +242,12 @@ TEST(PrepareTest, AutoRefusesAMixture) {
 
 TEST(PrepareTest, OtherFormatsAreRefusedByName) {
   Prepared p;
-  EXPECT_THAT(p.Refusal(R"({"instruction":"a","input":"","output":"b"})"), HasSubstr("alpaca"));
-  EXPECT_THAT(p.Refusal(R"({"conversations":[]})"), HasSubstr("sharegpt"));
+  EXPECT_THAT(p.Refusal(R"({"prompt":"a","chosen":"b","rejected":"c"})"),
+              HasSubstr("preference pairs"));
+  EXPECT_THAT(p.Refusal(R"({"prompt":"a","response":"b"})"), HasSubstr("'completion'"));
   EXPECT_THAT(p.Refusal(R"({"txt":"a"})"), HasSubstr("'txt'"));
-  p.options.format = "alpaca";
-  EXPECT_THAT(p.Refusal(R"({"text":"a"})"), HasSubstr("data format 'alpaca' is not supported"));
+  p.options.format = "parquet";
+  EXPECT_THAT(p.Refusal(R"({"text":"a"})"), HasSubstr("data format 'parquet' is not supported"));
   p.options.format = "text";
   EXPECT_THAT(p.Refusal("{\"text\":\"a\"}\n{\"txt\":\"a\"}\n"),
               HasSubstr("train.jsonl line 2: no key 'text' (keys: 'txt')"));
@@ -333,9 +269,11 @@ TEST(PrepareTest, BadRecordsMayBeLeftOutUpToALimit) {
   ASSERT_PREPARED(p.RunText("{\"text\":\"a\"}\n{\"text\":1}\n{\"text\":\n"));
   EXPECT_EQ(p.dataset().records, 1);
   EXPECT_EQ(p.dataset().skipped_records, 2);
+  EXPECT_EQ(p.dataset().error_records, 2);
   EXPECT_THAT(p.dataset().warnings, Contains(HasSubstr("(lines 2, 3)")));
   EXPECT_THAT(p.Refusal("{\"text\":\"a\"}\n{\"text\":1}\n{\"text\":2}\n{\"text\":3}\n"),
-              AllOf(HasSubstr("more than 2 records"), HasSubstr("line 2"), HasSubstr("line 4")));
+              AllOf(HasSubstr("3 records cannot be used, more than 2 (data.max_errors)"),
+                    HasSubstr("line 2"), HasSubstr("line 4")));
 }
 
 TEST(PrepareTest, AnEmptyFileIsRefused) {
@@ -413,7 +351,7 @@ TEST(PrepareTest, PreviewAndHistogram) {
 TEST(PrepareTest, ReportOnlyWritesNothing) {
   Prepared p;
   p.options.output_path.clear();
-  p.options.train_path = p.base().Write("train.jsonl", "{\"text\":\"a\"}");
+  p.options.train = {{p.base().Write("train.jsonl", "{\"text\":\"a\"}")}};
   const auto report = PrepareDataset(p.options);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->lengths, ElementsAre(3));
@@ -421,7 +359,7 @@ TEST(PrepareTest, ReportOnlyWritesNothing) {
 
 TEST(PrepareTest, ProgressMayStopIt) {
   Prepared p;
-  p.options.train_path = p.base().Write("train.jsonl", NumberedRows(10));
+  p.options.train = {{p.base().Write("train.jsonl", NumberedRows(10))}};
   const auto stopped = PrepareDataset(
       p.options, [](absl::string_view stage, int64_t, int64_t) { return stage == "tokenizer"; });
   EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
@@ -445,7 +383,7 @@ TEST(PrepareTest, OptionsAreChecked) {
 
 TEST(PrepareTest, MissingFilesAreNamed) {
   Prepared p;
-  p.options.train_path = "/nonexistent/train.jsonl";
+  p.options.train = {{"/nonexistent/train.jsonl"}};
   EXPECT_EQ(PrepareDataset(p.options).status().code(), absl::StatusCode::kNotFound);
   p.options.tokenizer_dir = "/nonexistent";
   const auto status = PrepareDataset(p.options).status();

@@ -6,11 +6,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "engine/base/philox.h"
+#include "engine/plan/job_plan.h"
+#include "tests/engine/plan/quickstart_lengths.h"
 #include "tests/support/seeded_rng.h"
 
 namespace soup::engine {
@@ -71,6 +76,7 @@ TEST(BatchScheduleTest, EveryRecordOnceAnEpochInBatchesOfTheRightSize) {
     p.micro_batch_tokens = rng.Int(50, 200);
     p.seed = static_cast<uint64_t>(rng.Int(0, 1 << 30));
     p.shuffle = rng.Chance(0.8);
+    p.order_tile = static_cast<int32_t>(rng.Int(0, 16));
     const int64_t whole = rng.Int(0, 3);
     const double fraction = rng.Chance(0.5) ? rng.Real(0.01, 0.99) : 0.0;
     p.epochs = static_cast<double>(whole) + fraction;
@@ -221,6 +227,171 @@ TEST(BatchScheduleTest, MaxStepsCutsTheRun) {
   const auto all = BatchSchedule::Create(lengths, p);
   ASSERT_TRUE(all.ok());
   EXPECT_EQ(all->steps(), 8);
+}
+
+// What becomes of a run's rows on a device: of each bucket's rows, those after the last record.
+struct Rows {
+  int64_t tokens = 0;
+  int64_t tails = 0;
+  double TailPart() const {
+    return static_cast<double>(tails) / static_cast<double>(tokens + tails);
+  }
+};
+
+Rows RowsOf(const BatchSchedule& schedule, const NumericPlan& plan,
+            const std::vector<int32_t>& lengths) {
+  Rows rows;
+  for (int64_t step = 1; step <= schedule.steps(); ++step) {
+    for (const MicroBatch& m : schedule.Step(step)) {
+      int64_t tokens = 0;
+      for (int32_t r : m.records) tokens += lengths[static_cast<size_t>(r)];
+      EXPECT_EQ(tokens, m.tokens) << "padding between records";
+      rows.tokens += tokens;
+      rows.tails += plan.BucketFor(m.tokens) - m.tokens;
+    }
+  }
+  return rows;
+}
+
+JobShape ShapeOf(std::vector<int32_t> lengths, int32_t batch_size, bool packing = true) {
+  JobShape shape;
+  shape.lengths = std::move(lengths);
+  shape.batch.batch_size = batch_size;
+  shape.batch.packing = packing;
+  shape.batch.seed = 42;
+  return shape;
+}
+
+double TailPart(const JobShape& shape, const std::string& backend) {
+  NumericPlan plan;
+  plan.backend = backend;
+  SetBuckets(shape, &plan);
+  const auto schedule = MakeTrainSchedule(shape, plan);
+  EXPECT_TRUE(schedule.ok()) << schedule.status();
+  return schedule.ok() ? RowsOf(*schedule, plan, shape.lengths).TailPart() : 1;
+}
+
+TEST(PackingTest, QuickstartTailsAreUnderTwoPercent) {
+  const std::vector<int32_t> lengths(std::begin(kQuickstartLengths), std::end(kQuickstartLengths));
+  JobShape shape = ShapeOf(lengths, 16);
+  shape.batch.epochs = 2;
+  for (const char* backend : {"cpu", "cuda"}) {
+    const double part = TailPart(shape, backend);
+    EXPECT_LT(part, 0.02) << backend;
+    RecordProperty(std::string("tail_part_") + backend, std::to_string(part));
+  }
+}
+
+TEST(PackingTest, LognormalCorpusTailsAreUnderTwoPercent) {
+  constexpr int kRecords = 100'000;
+  std::mt19937_64 random(20260101);
+  std::lognormal_distribution<double> tokens(5.0, 1.0);
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < kRecords; ++i)
+    lengths.push_back(static_cast<int32_t>(std::clamp(tokens(random), 2.0, 2048.0)));
+  for (const int32_t batch_size : {4, 8, 32, 256}) {
+    for (const char* backend : {"cpu", "cuda"}) {
+      const double part = TailPart(ShapeOf(lengths, batch_size), backend);
+      EXPECT_LT(part, 0.02) << backend << ", batch_size " << batch_size;
+    }
+  }
+}
+
+TEST(PackingTest, AStepHasTheSameRecordsPackedOrNot) {
+  SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < 500; ++i) lengths.push_back(static_cast<int32_t>(rng.Int(2, 300)));
+  for (const char* backend : {"cpu", "cuda"}) {
+    const JobShape packed_shape = ShapeOf(lengths, 8), plain_shape = ShapeOf(lengths, 8, false);
+    NumericPlan packed_plan, plain_plan;
+    packed_plan.backend = plain_plan.backend = backend;
+    SetBuckets(packed_shape, &packed_plan);
+    SetBuckets(plain_shape, &plain_plan);
+    const auto packed = MakeTrainSchedule(packed_shape, packed_plan);
+    const auto plain = MakeTrainSchedule(plain_shape, plain_plan);
+    ASSERT_TRUE(packed.ok() && plain.ok());
+    ASSERT_EQ(packed->steps(), plain->steps());
+    for (int64_t step = 1; step <= packed->steps(); ++step) {
+      EXPECT_THAT(RecordsOf(packed->Step(step)),
+                  ::testing::UnorderedElementsAreArray(RecordsOf(plain->Step(step))));
+    }
+  }
+}
+
+TEST(PackingTest, AnyStepIsFoundAgainWithoutTheOnesBefore) {
+  SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < 3000; ++i) lengths.push_back(static_cast<int32_t>(rng.Int(2, 400)));
+  JobShape shape = ShapeOf(lengths, 8);
+  shape.batch.epochs = 2.5;
+  NumericPlan plan;
+  plan.backend = "cuda";
+  SetBuckets(shape, &plan);
+  const auto run = MakeTrainSchedule(shape, plan);
+  ASSERT_TRUE(run.ok());
+  std::vector<std::vector<MicroBatch>> steps{{}};
+  for (int64_t step = 1; step <= run->steps(); ++step) steps.push_back(run->Step(step));
+  for (int i = 0; i < 40; ++i) {
+    const auto resumed = MakeTrainSchedule(shape, plan);
+    ASSERT_TRUE(resumed.ok());
+    const int64_t step = rng.Int(1, run->steps());
+    const auto got = resumed->Step(step), again = run->Step(step);
+    const auto& want = steps[static_cast<size_t>(step)];
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t m = 0; m < got.size(); ++m) {
+      EXPECT_EQ(got[m].records, want[m].records) << "step " << step;
+      EXPECT_EQ(again[m].records, want[m].records) << "step " << step;
+    }
+  }
+}
+
+// The window changes little: records are exchanged, not sorted.
+TEST(PackingTest, TheWindowLeavesTheOrderAShuffle) {
+  SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < 2000; ++i) lengths.push_back(static_cast<int32_t>(rng.Int(10, 200)));
+  BatchParams p;
+  p.batch_size = 16;
+  p.seed = 5;
+  const auto plain = BatchSchedule::Create(lengths, p);
+  p.order_tile = 64;
+  const auto arranged = BatchSchedule::Create(lengths, p);
+  ASSERT_TRUE(plain.ok() && arranged.ok());
+  int64_t moved = 0, late = 0;
+  for (int64_t step = 1; step <= plain->steps(); ++step) {
+    const auto a = RecordsOf(plain->Step(step)), b = RecordsOf(arranged->Step(step));
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) moved += a[i] != b[i];
+    int64_t tokens = 0;
+    for (int32_t r : b) tokens += lengths[static_cast<size_t>(r)];
+    late += tokens % 64 != 0;
+  }
+  EXPECT_LE(moved, 2 * plain->steps());  // an exchange a step
+  EXPECT_LE(late, plain->steps() / 8);   // the last of each window, and few others
+}
+
+// A step of very many records, and the order of a large epoch, are found in a moment: a bound of
+// work, not of time.
+TEST(PackingTest, LargeStepsArePacked) {
+  std::vector<int32_t> lengths;
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 300'000; ++i) lengths.push_back(1 + static_cast<int32_t>(random() % 1024));
+  BatchParams p;
+  p.batch_size = 300'000;
+  p.packing = true;
+  p.micro_batch_tokens = 1024;
+  p.order_tile = 8;
+  const auto s = BatchSchedule::Create(lengths, p);
+  ASSERT_TRUE(s.ok());
+  const auto step = s->Step(1);
+  int64_t tokens = 0;
+  for (const MicroBatch& m : step) tokens += m.tokens;
+  EXPECT_EQ(tokens, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  // First-fit-decreasing needs at most 11/9 of the bins that would do (Dósa 2007).
+  EXPECT_LE(static_cast<int64_t>(step.size()), (tokens / 1024 + 1) * 11 / 9 + 1);
 }
 
 TEST(BatchScheduleTest, BoundsOfVeryLongRunsHold) {

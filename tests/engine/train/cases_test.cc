@@ -85,7 +85,7 @@ class CaseRun {
   std::shared_ptr<const PreparedDataset> Prepare(const CaseJob& job) {
     PrepareOptions options;
     options.tokenizer_dir = kBase;
-    options.train_path = job.data;
+    options.train = {{job.data}};
     options.max_length = job.max_length;
     options.output_path = dir_ / "dataset.sds";
     const auto report = PrepareDataset(options);
