@@ -55,6 +55,7 @@ void Shorten(Job* job) {
   for (std::string& warning : *job->mutable_warnings()) warning = CleanText(warning, kShortBytes);
   job->mutable_dataset()->clear_warnings();
   job->mutable_dataset()->clear_format_reason();
+  job->mutable_dataset()->clear_sources();
 }
 
 const char* Verb(JobTrigger trigger) {

@@ -471,6 +471,11 @@ void CleanReport(soup::v1::DatasetReport* report) {
   for (std::string& warning : *warnings) warning = CleanText(warning, kMaxWarningBytes);
   report->set_format(CleanText(report->format(), kMaxWarningBytes));
   report->set_format_reason(CleanText(report->format_reason(), kMaxWarningBytes));
+  for (soup::v1::SourceReport& source : *report->mutable_sources()) {
+    source.set_name(CleanText(source.name(), kMaxWarningBytes));
+    source.set_kind(CleanText(source.kind(), kMaxWarningBytes));
+    source.set_format(CleanText(source.format(), kMaxWarningBytes));
+  }
 }
 
 soup::v1::Job ToProto(const JobRecord& record) {

@@ -421,6 +421,20 @@ TEST(FaultsTest, AConversationWithoutAnAssistantIsSkipped) {
               AllOf(HasSubstr("no record is left to train on"), HasSubstr("no supervised token")));
 }
 
+// A template that writes a system prompt of its own where a conversation has none.
+TEST(FaultsTest, ADefaultSystemPromptIsNeverTrainedOn) {
+  Prepared p;
+  auto config = nlohmann::json::parse(ReadTestFile("cases/_base/bytes/tokenizer_config.json"));
+  config["chat_template"] =
+      "{{ bos_token }}{% if messages[0]['role'] != 'system' %}<|turn|>system\nBe kind.<|end|>"
+      "{% endif %}{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}<|end|>"
+      "{% endfor %}{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}";
+  p.base().Write("tokenizer_config.json", config.dump());
+  EXPECT_EQ(SaidOf(p, R"({"messages":[{"role":"user","content":"q"},)"
+                      R"({"role":"assistant","content":"Be kind."}]})"),
+            "^@system\nBe kind.$@user\nq$@assistant\n[Be kind.$]");
+}
+
 TEST(FaultsTest, EveryAssistantTurnIsTrainedAndNoOtherWord) {
   Prepared p;
   EXPECT_EQ(
