@@ -142,6 +142,44 @@ TEST(ViewsTest, PreviewMarksWhatCounts) {
   EXPECT_THAT(PreviewText(reply, true), HasSubstr("\x1b[32man"));
 }
 
+TEST(ViewsTest, PreviewTellsFilesLengthsAndPacking) {
+  soup::v1::PreviewDataReply reply;
+  auto* report = reply.mutable_report();
+  report->set_records(30);
+  report->set_tokens(2000);
+  report->set_supervised_tokens(500);
+  report->set_truncated_records(1);
+  report->set_split_records(2);
+  report->set_skipped_records(7);
+  report->set_error_records(3);
+  report->set_dropped_records(4);
+  for (const char* name : {"a.jsonl", "b.csv"}) {
+    auto* source = report->add_sources();
+    source->set_name(name);
+    source->set_kind("csv");
+    source->set_weight(0.5);
+    source->set_read_records(1234);
+  }
+  auto* record = reply.add_records();
+  record->set_source("b.csv");
+  record->set_line(3);
+  record->set_pieces(4);
+  auto* packing = reply.mutable_packing();
+  packing->set_steps(10);
+  packing->set_steps_total(20);
+  packing->set_records(15);
+  packing->set_micro_batches(12);
+  packing->set_tokens(980);
+  packing->set_bucket_tail_tokens(20);
+  const std::string text = PreviewText(reply, false);
+  EXPECT_THAT(text, HasSubstr("1 cut to max_length, 2 split, 7 not used (3 bad, 4 too long)"));
+  EXPECT_THAT(text, HasSubstr("b.csv line 3: 0 tokens, 0 supervised, the first of 4 pieces"));
+  EXPECT_THAT(text, HasSubstr("1234"));
+  EXPECT_THAT(text, HasSubstr("15 records in 12 micro-batches of the first 10 steps; 98.0% of the "
+                              "rows are tokens (padding between records 0, bucket tails 2.0%)"));
+  EXPECT_THAT(text, HasSubstr("supervised: 25.0% of the tokens"));
+}
+
 TEST(DoctorTest, EachTroubleHasItsRemedy) {
   soup::v1::Node node;
   node.set_version("9.9");

@@ -302,10 +302,18 @@ TEST(SourcesTest, WeightsSayHowOftenARecordStands) {
   std::map<char, int> total;
   for (const auto& [text, times] : texts) {
     total[text[0]] += times;
-    if (text[0] == 'a') EXPECT_EQ(times, 1);
-    if (text[0] == 'b') EXPECT_EQ(times, 2);
-    if (text[0] == 'c') EXPECT_EQ(times, 1);
-    if (text[0] == 'd') EXPECT_TRUE(times == 1 || times == 2);
+    if (text[0] == 'a') {
+      EXPECT_EQ(times, 1);
+    }
+    if (text[0] == 'b') {
+      EXPECT_EQ(times, 2);
+    }
+    if (text[0] == 'c') {
+      EXPECT_EQ(times, 1);
+    }
+    if (text[0] == 'd') {
+      EXPECT_TRUE(times == 1 || times == 2);
+    }
   }
   EXPECT_EQ(total, (std::map<char, int>{{'a', 10}, {'b', 20}, {'c', 3}, {'d', 15}}));
   ASSERT_EQ(s.p().dataset().sources.size(), 5u);
@@ -353,7 +361,9 @@ TEST(SourcesTest, HeldOutRecordsAreNeverTrainedOn) {
     EXPECT_EQ(texts.count(text), 0u) << text;
   }
   for (const auto& [text, times] : texts)
-    if (text[0] == 'a') EXPECT_EQ(times, 3);
+    if (text[0] == 'a') {
+      EXPECT_EQ(times, 3);
+    }
 }
 
 TEST(SourcesTest, ErrorsNameTheirFileAndCountTogether) {
