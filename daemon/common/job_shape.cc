@@ -48,6 +48,16 @@ absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora,
   return shape;
 }
 
+engine::BatchParams BatchParamsOf(const soup::v1::JobSpec& spec) {
+  engine::BatchParams batch;
+  batch.epochs = spec.training().epochs();
+  batch.max_steps = spec.training().max_steps();
+  batch.batch_size = spec.training().batch_size();
+  batch.packing = spec.data().packing();
+  batch.seed = spec.training().seed();
+  return batch;
+}
+
 absl::StatusOr<engine::JobShape> JobShapeOf(const soup::v1::JobSpec& spec,
                                             const engine::ModelSpec& model,
                                             std::vector<int32_t> lengths,
@@ -58,11 +68,7 @@ absl::StatusOr<engine::JobShape> JobShapeOf(const soup::v1::JobSpec& spec,
   SOUP_ASSIGN_OR_RETURN(shape.lora, LoraShapeOf(spec.lora(), model));
   shape.lengths = std::move(lengths);
   shape.validation_lengths = std::move(validation_lengths);
-  shape.batch.epochs = spec.training().epochs();
-  shape.batch.max_steps = spec.training().max_steps();
-  shape.batch.batch_size = spec.training().batch_size();
-  shape.batch.packing = spec.data().packing();
-  shape.batch.seed = spec.training().seed();
+  shape.batch = BatchParamsOf(spec);
   shape.max_length = spec.data().max_length();
   return shape;
 }

@@ -24,6 +24,9 @@ absl::StatusOr<engine::BaseFormat> FormatOf(const soup::v1::BaseSpec& base);
 absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora,
                                               const engine::ModelSpec& model);
 
+// What of a job decides which records make which step.
+engine::BatchParams BatchParamsOf(const soup::v1::JobSpec& spec);
+
 // `lengths`, `validation_lengths`: tokens of each record, as prepared.
 absl::StatusOr<engine::JobShape> JobShapeOf(const soup::v1::JobSpec& spec,
                                             const engine::ModelSpec& model,

@@ -85,11 +85,10 @@ void FillReport(const engine::DatasetReport& from, soup::v1::DatasetReport* to) 
 // The micro-batches that the job would run, over its first steps.
 absl::Status FillPacking(const PrepareRequest& request, const engine::PrepareReport& report,
                          soup::v1::PackingReport* packing) {
-  engine::ModelSpec model;
-  model.vocab = request.vocab_size();
-  SOUP_ASSIGN_OR_RETURN(
-      engine::JobShape shape,
-      daemon::JobShapeOf(request.spec(), model, report.lengths, report.validation_lengths));
+  engine::JobShape shape;
+  shape.lengths = report.lengths;
+  shape.validation_lengths = report.validation_lengths;
+  shape.batch = daemon::BatchParamsOf(request.spec());
   engine::NumericPlan plan;
   plan.backend = request.backend();
   engine::SetBuckets(shape, &plan);
