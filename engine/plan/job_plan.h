@@ -5,6 +5,7 @@
 #define SOUP_ENGINE_PLAN_JOB_PLAN_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -114,24 +115,54 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, BaseFormat format,
 // Rates that the profile has not measured (0) count as low ones. Tokens count as if all were
 // supervised.
 struct Forecast {
-  double step_seconds = 0;
-  double copy_seconds = 0;
-  double stall_seconds = 0;
+  double step_seconds = 0;   // the pass and one update
+  double copy_seconds = 0;   // in which slabs and head slices move
+  double stall_seconds = 0;  // in which compute waits for any copy
   int64_t copy_bytes = 0;
+  int64_t offload_bytes = 0;  // to host memory and back, both ways
   double tokens_per_second = 0;
 };
 absl::StatusOr<Forecast> ForecastPass(const ModelSpec& model, BaseFormat format,
                                       const std::vector<PassJob>& jobs, const Placement& placement,
                                       const MachineProfile& profile);
 
-// The placement with the shortest predicted pass whose arena fits `budget_bytes`. Errors:
+// What a pass may take. Host bytes: beside the base, in pinned memory; nothing is kept there on the
+// CPU backend, where the arena is host memory itself.
+struct PlacementLimits {
+  int64_t device_bytes = 0;
+  int64_t host_bytes = INT64_MAX;
+};
+
+// The placement with the shortest predicted pass that keeps within the limits. Errors:
 // ResourceExhausted, with the least budget that would do (also in `minimum_bytes` of
 // MinimumArenaBytes).
+//
+// The search: what the layers keep is tried on a grid of layer counts for each class and home; what
+// then is left of the budget goes to slots, all in the ring or all but a ring of two or three
+// resident, with the head and the moments on the device or not; the best is refined layer by layer.
+// Sizes in the search are the least that any layout could need (ArenaLowerBound); the winner is
+// laid out exactly, and gives way layer by layer when its layout is larger than that.
+absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat format,
+                                           const std::vector<PassJob>& jobs,
+                                           const PlacementLimits& limits,
+                                           const MachineProfile& profile);
 absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat format,
                                            const std::vector<PassJob>& jobs, int64_t budget_bytes,
                                            const MachineProfile& profile);
 absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat format,
                                           const std::vector<PassJob>& jobs);
+
+// The least budget, to about 1 % of it, under which the pass gets shorter by at least 1 % than
+// under `limits`. nullopt: no budget does that. Errors: as ChoosePlacement.
+struct NextBudget {
+  int64_t device_bytes = 0;
+  double step_seconds = 0;
+};
+absl::StatusOr<std::optional<NextBudget>> NextUsefulBudget(const ModelSpec& model,
+                                                           BaseFormat format,
+                                                           const std::vector<PassJob>& jobs,
+                                                           const PlacementLimits& limits,
+                                                           const MachineProfile& profile);
 
 // A pass at least as large as any that this job alone makes with `micro_batches_a_pass` items: that
 // many micro-batches of the largest bucket (train and validation looked at). The job fits a budget

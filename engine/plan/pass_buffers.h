@@ -61,6 +61,8 @@ class PassTimeline {
 
 // Whole pass, the same in every pass of one configuration: slots, resident head, adapters' states.
 inline std::string SlotBuffer(int64_t i) { return absl::StrCat("slot/", i); }
+// Two of a ring, and those that stay.
+inline constexpr int32_t kHeadRingSlices = 2;
 inline std::string HeadSliceBuffer(int64_t i) { return absl::StrCat("head/slice/", i); }
 inline constexpr char kHeadResidentBuffer[] = "head/resident";
 inline constexpr char kFinalNormBuffer[] = "globals/final_norm";

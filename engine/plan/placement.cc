@@ -90,6 +90,24 @@ absl::StatusOr<bool> TakeRetentionWord(absl::string_view word, Placement* placem
   return true;
 }
 
+absl::Status ParseHead(absl::string_view word, absl::string_view value, Placement* placement) {
+  const std::pair<absl::string_view, absl::string_view> pair =
+      absl::StrSplit(value, absl::MaxSplits(':', 1));
+  if (pair.second.empty() || pair.first != "resident") {
+    SOUP_ASSIGN_OR_RETURN(placement->head_resident,
+                          ParseChoice(word, value, "streamed", "resident"));
+    placement->head_slices = 0;
+    return absl::OkStatus();
+  }
+  placement->head_resident = false;
+  SOUP_ASSIGN_OR_RETURN(placement->head_slices, ParseCount(word, pair.second));
+  if (placement->head_slices == kAllLayers) {
+    placement->head_resident = true;
+    placement->head_slices = 0;
+  }
+  return absl::OkStatus();
+}
+
 std::vector<absl::string_view> Words(absl::string_view text) {
   return absl::StrSplit(text, absl::ByAnyChar(" ,"), absl::SkipEmpty());
 }
@@ -197,10 +215,15 @@ absl::Status ParseRetention(absl::string_view text, Placement* placement) {
   return absl::OkStatus();
 }
 
+std::string HeadText(const Placement& placement) {
+  if (placement.head_resident) return "resident";
+  return placement.head_slices > 0 ? absl::StrCat("resident:", placement.head_slices) : "streamed";
+}
+
 std::string PlacementText(const Placement& placement) {
-  return absl::StrCat(
-      "slots=", CountText(placement.slots), " resident=", CountText(placement.resident_layers),
-      " head=", placement.head_resident ? "resident" : "streamed", " ", RetentionText(placement));
+  return absl::StrCat("slots=", CountText(placement.slots),
+                      " resident=", CountText(placement.resident_layers),
+                      " head=", HeadText(placement), " ", RetentionText(placement));
 }
 
 absl::StatusOr<Placement> ParsePlacement(absl::string_view text) {
@@ -215,8 +238,7 @@ absl::StatusOr<Placement> ParsePlacement(absl::string_view text) {
     } else if (pair.first == "resident") {
       SOUP_ASSIGN_OR_RETURN(placement.resident_layers, ParseCount(word, pair.second));
     } else if (pair.first == "head") {
-      SOUP_ASSIGN_OR_RETURN(placement.head_resident,
-                            ParseChoice(word, pair.second, "streamed", "resident"));
+      SOUP_RETURN_IF_ERROR(ParseHead(word, pair.second, &placement));
     } else {
       return Unknown(word, absl::StrCat("slots=, resident=, head=, ", kRetentionWords));
     }

@@ -2,7 +2,7 @@
 // time and memory, never bits: it may change at any pass.
 //
 // Weights: `slots` slabs in device memory, `resident_layers` of them for good (visit_schedule.h);
-// the head streamed by slices, or resident.
+// the head streamed by slices, some of them or all of it resident.
 //
 // What a layer's backward reads comes in two classes, each kept on the device, kept in pinned host
 // memory, or made again, layer by layer:
@@ -46,6 +46,7 @@ struct Placement {
   int32_t slots = 2;  // all, resident ones included
   int32_t resident_layers = 0;
   bool head_resident = false;  // the head kept in the arena instead of streamed by slices
+  int32_t head_slices = 0;     // else: so many of its slices stay there, beside the two of the ring
   LayerSplit attention;
   LayerSplit mlp;
   bool boundaries_host = false;
@@ -53,8 +54,9 @@ struct Placement {
 
   bool operator==(const Placement& o) const {
     return slots == o.slots && resident_layers == o.resident_layers &&
-           head_resident == o.head_resident && attention == o.attention && mlp == o.mlp &&
-           boundaries_host == o.boundaries_host && optimizer_host == o.optimizer_host;
+           head_resident == o.head_resident && head_slices == o.head_slices &&
+           attention == o.attention && mlp == o.mlp && boundaries_host == o.boundaries_host &&
+           optimizer_host == o.optimizer_host;
   }
 };
 
@@ -86,8 +88,11 @@ std::vector<LayerBand> LayerBands(const Placement& placement, int64_t layers);
 std::string RetentionText(const Placement& placement);
 absl::Status ParseRetention(absl::string_view text, Placement* placement);
 
+// "streamed", "resident:5", "resident".
+std::string HeadText(const Placement& placement);
+
 // The whole: "slots=4 resident=1 head=streamed" and the retention's words, separated by spaces or
-// commas; what is not named is as in Placement(). head: streamed | resident.
+// commas; what is not named is as in Placement(). head: streamed | resident | resident:SLICES.
 std::string PlacementText(const Placement& placement);
 absl::StatusOr<Placement> ParsePlacement(absl::string_view text);
 

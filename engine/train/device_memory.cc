@@ -134,7 +134,7 @@ absl::Status DeviceMemory::MakeRings(const MemoryPlan& plan, const std::vector<P
     return absl::OkStatus();
   }
   std::vector<std::byte*> slices;
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kHeadRingSlices + plan.placement.head_slices; ++i) {
     SOUP_ASSIGN_OR_RETURN(std::byte * slice, Take(HeadSliceBuffer(i)));
     slices.push_back(slice);
   }

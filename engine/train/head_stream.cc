@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
 #include "engine/plan/visit_schedule.h"
 
 namespace soup::engine {
@@ -49,6 +50,7 @@ absl::Status HeadStream::Begin() {
   VisitScheduleParams params;
   params.layers = slices();
   params.slots = slots_;
+  params.resident_layers = slots_ == slices() ? slots_ : std::max(0, slots_ - kHeadRingSlices);
   params.backward = false;
   params.slot_layer_at_start = ring_->slot_layers();
   SOUP_ASSIGN_OR_RETURN(VisitSchedule schedule, MakeVisitSchedule(params));

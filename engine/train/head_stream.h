@@ -1,5 +1,6 @@
 // The head's weights by vocabulary slices: streamed through two buffers by a slot ring of their own
-// (so that the layers at the turn stay in their slots), or resident in the arena. One walk over the
+// (so that the layers at the turn stay in their slots), with more buffers for slices that stay, or
+// resident in the arena as a whole. One walk over the
 // slices a pass. Not thread-safe; the arena's buffers and the globals slab must outlive it.
 #ifndef SOUP_ENGINE_TRAIN_HEAD_STREAM_H_
 #define SOUP_ENGINE_TRAIN_HEAD_STREAM_H_
@@ -23,7 +24,8 @@ class HeadStream {
     int64_t hidden = 0;
     int64_t slice_rows = 0;
   };
-  // `head`: bf16 [vocab, hidden] in host memory. `slices`: the two buffers. Errors: those of
+  // `head`: bf16 [vocab, hidden] in host memory. `slices`: the buffers, two of them the
+  // ring's. Errors: those of
   // SlotRing::Create.
   static absl::StatusOr<std::unique_ptr<HeadStream>> Streamed(Backend* backend, const Shape& shape,
                                                               absl::Span<const std::byte> head,

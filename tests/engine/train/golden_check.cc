@@ -1,7 +1,7 @@
 // golden_check DIR: holds the engine against one folder of golden data (tests/golden/README.md).
 //
 //   golden_check DIR [--backend cpu|cuda] [--slots N] [--resident N] [--retention keep|recompute]
-//                    [--or-skip] [--format bf16] [--records N] [--relayout] [--gemm-profile FILE]
+//                    [--placement TEXT] [--or-skip] [--format bf16] [--records N] [--relayout] [--gemm-profile FILE]
 //
 // With a profile the products run by algorithms timed here, or kept there; without, by the
 // library's first choice.
@@ -41,6 +41,7 @@ struct Options {
   std::string format = "bf16";
   std::string gemm_profile;
   std::string retention = "recompute";
+  std::string placement;
   int32_t slots = 2;
   int32_t resident = 0;
   int32_t records = 0;
@@ -222,6 +223,9 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
   }
   placement.head_resident = options.head_resident;
   SOUP_RETURN_IF_ERROR(ParseRetention(options.retention, &placement));
+  if (!options.placement.empty()) {
+    SOUP_ASSIGN_OR_RETURN(placement, ParsePlacement(options.placement));
+  }
   std::unique_ptr<Backend> backend;
   int64_t free_before = 0;
   if (options.backend == "cuda") {
@@ -268,6 +272,8 @@ int main(int argc, char** argv) {
   app.add_option("--slots", options.slots, "Slots; 0 or more than the layers: every layer");
   app.add_option("--resident", options.resident, "Layers that keep their slot");
   app.add_option("--retention", options.retention, "keep or recompute");
+  app.add_option("--placement", options.placement,
+                 "A whole placement (engine/plan/placement.h) instead of the four above");
   app.add_option("--records", options.records, "Records a micro-batch; 0: all in one");
   app.add_flag("--relayout", options.relayout, "Lay the arena out anew in every pass");
   app.add_flag("--head-resident", options.head_resident, "Keep the head on the device");

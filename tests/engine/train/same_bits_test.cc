@@ -96,8 +96,8 @@ INSTANTIATE_TEST_SUITE_P(
         Place(3, Retention::kRecompute, 1), Place(2, Retention::kRecompute, 0, true),
         Place(2, Retention::kHost),
         Parse("slots=2 attention=host:2 mlp=device:1+host:1 boundaries=host"),
-        Parse("slots=2 attention=device:1 mlp=device:all optimizer=host"),
-        Parse("slots=3 resident=1 attention=device:1+host:all mlp=host:all optimizer=host"),
+        Parse("slots=2 head=resident:1 attention=device:1 mlp=device:all optimizer=host"),
+        Parse("slots=3 resident=1 head=resident:2 attention=device:1+host:all mlp=host:all optimizer=host"),
         Parse("slots=all attention=recompute mlp=device:2 boundaries=host optimizer=host")),
     [](const auto& info) {
       std::string name = PlacementText(info.param);

@@ -1,0 +1,378 @@
+#include "engine/plan/pass_forecaster.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "engine/base/status_macros.h"
+#include "engine/plan/pass_buffers.h"
+
+namespace soup::engine {
+namespace {
+
+// What a rate counts as when the profile has not measured it: low, so that a plan made blind is
+// not a promise.
+constexpr double kUnmeasuredFlops = 5e10;
+constexpr double kUnmeasuredBytesPerSecond = 5e9;
+// Attention runs at about this part of the GEMM rate (kernels/cpu, SmolLM2 shapes).
+constexpr double kAttentionShare = 0.25;
+// Products with a LoRA rank among their sizes move their operands at this part of a device copy's
+// rate, and take so many times a small op's launch at least (measured: soup-bench --breakdown).
+constexpr double kLoraShare = 0.6;
+constexpr double kLoraLaunches = 2.0;
+// Elementwise ops come this near to a device copy's rate.
+constexpr double kElementwiseShare = 0.85;
+// Small ops of a forward visit, of a backward visit, and of what is made again.
+constexpr double kForwardOpsPerVisit = 9;
+constexpr double kBackwardOpsPerVisit = 9;
+constexpr double kAttentionAgainOps = 5;
+// Bytes that the update reads and writes for each element of an adapter: the gradient's norm, AdamW
+// on four vectors, the operand copy.
+constexpr double kUpdateBytesPerElement = 4 + 28 + 6;
+
+double Rate(double measured, double unmeasured) { return measured > 0 ? measured : unmeasured; }
+
+double Elements(const ModelSpec& model, Group g) {
+  const GroupShape shape = MakeGroupShape(model, g);
+  return static_cast<double>(shape.rows) * static_cast<double>(shape.cols);
+}
+
+}  // namespace
+
+PassForecaster::PassForecaster(const ModelSpec& model, BaseFormat format,
+                               const std::vector<PassJob>& jobs, const MachineProfile& profile)
+    : model_(model), profile_(profile) {
+  if (!jobs.empty() && jobs.front().numeric.backend == "cuda") act_ = wt_ = 2;
+  in_place_ = format == BaseFormat::kBf16 && wt_ == 2;
+  slab_bytes_ = static_cast<double>(MakeLayerLayout(model, format).bytes);
+  head_bytes_ = 2.0 * static_cast<double>(model.vocab * model.hidden);
+  for (const PassJob& job : jobs) {
+    const int64_t rows = std::max<int64_t>(job.numeric.head_slice_rows, 1);
+    head_slices_ = (model.vocab + rows - 1) / rows;
+    for (const PassItem& item : job.items) CountItem(job, item);
+  }
+  CountOnce(jobs);
+}
+
+double PassForecaster::Gemm(double flops, double tokens) const {
+  const double measured = RateAt(profile_.gemm_rates, static_cast<int64_t>(tokens));
+  return flops / Rate(measured, Rate(profile_.gemm_flops, kUnmeasuredFlops));
+}
+
+void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
+  const double t = static_cast<double>(item.tokens);
+  const double h = static_cast<double>(model_.hidden);
+  const double q = static_cast<double>(model_.q_width());
+  const double nq = static_cast<double>(model_.qkv_width());
+  const double inner = static_cast<double>(model_.intermediate);
+  const double qkv_o = Elements(model_, Group::kQkv) + Elements(model_, Group::kO);
+  const double gate_up = Elements(model_, Group::kGateUp);
+  const double all = qkv_o + gate_up + Elements(model_, Group::kDown);
+  const double launch = profile_.launch_seconds;
+  const double traffic = kElementwiseShare *
+                         Rate(profile_.device_copy_bytes_per_second, 2 * kUnmeasuredBytesPerSecond);
+  const auto moved = [&](double elements) { return t * elements * act_ / traffic; };
+  // Scores and values, half of the square: causal. The backward: 2.5 times that.
+  const double length = t / std::max(item.sequences, 1);
+  const double attention_flops = 2 * t * length * q;
+  const double blind = attention_flops / kAttentionShare;
+  const auto attention = [&](const std::vector<MeasuredRate>& rates, double times) {
+    const double rate = RateAt(rates, static_cast<int64_t>(length));
+    return times * (rate > 0 ? attention_flops / rate : Gemm(blind, t));
+  };
+  const double attention_forward = attention(profile_.attention_forward_rates, 1);
+
+  tokens_ += t;
+  Seconds& s = seconds_;
+  // Two norms, two residual copies, rope, SwiGLU.
+  s.forward += Gemm(2 * t * all, t) + attention_forward + moved(8 * h + 2 * nq + 3 * inner) +
+               kForwardOpsPerVisit * launch;
+  const double head = Gemm(2 * t * h * static_cast<double>(model_.vocab), t);
+  s.loss += head + 4 * t * static_cast<double>(model_.vocab) / traffic;
+  CountLora(job, t, item.train);
+  if (!item.train) return;
+  backward_ = true;
+  // The logits once more and their products' sums, slice by slice.
+  s.loss +=
+      head + (6 * static_cast<double>(model_.vocab) + 8 * h * static_cast<double>(head_slices_)) *
+                 t / traffic;
+  // Norms again and their backward, rope, SwiGLU's backward, attention's row sums.
+  s.backward += Gemm(2 * t * all, t) + attention(profile_.attention_backward_rates, 2.5) +
+                moved(14 * h + 2 * nq + 5 * inner + 2 * q) + kBackwardOpsPerVisit * launch;
+  s.attention_again += Gemm(2 * t * qkv_o, t) + attention_forward + moved(4 * h + 2 * nq) +
+                       kAttentionAgainOps * launch;
+  s.mlp_again += Gemm(2 * t * gate_up, t);
+  const int64_t tokens = item.tokens, act = static_cast<int64_t>(act_);
+  int64_t attention_rank = 0, mlp_rank = 0;
+  for (const Module m : job.lora.targets)
+    (IsMlpModule(m) ? mlp_rank : attention_rank) += job.lora.r;
+  blocks_.boundary += t * h * static_cast<double>(model_.state_planes()) * act_;
+  blocks_.attention +=
+      static_cast<double>(MakeAttentionBlock(model_, tokens, attention_rank, act).bytes);
+  blocks_.mlp += static_cast<double>(MakeMlpBlock(model_, tokens, mlp_rank, act).bytes);
+}
+
+void PassForecaster::CountLora(const PassJob& job, double t, bool train) {
+  const double rate =
+      kLoraShare * Rate(profile_.device_copy_bytes_per_second, 2 * kUnmeasuredBytesPerSecond);
+  const double least = kLoraLaunches * profile_.launch_seconds;
+  const auto product = [&](double elements) { return std::max(least, t * elements * act_ / rate); };
+  for (const Module m : job.lora.targets) {
+    const double in = static_cast<double>(ModuleInput(model_, m));
+    const double out = static_cast<double>(ModuleOutput(model_, m));
+    // u = x A^T, y += u B^T.
+    const double forward = product(in) + product(2 * out);
+    seconds_.forward += forward;
+    if (!train) continue;
+    // du = dy B, dB, dA, dx += du A.
+    seconds_.backward += 2 * product(out) + product(in) + product(2 * in);
+    (IsMlpModule(m) ? seconds_.mlp_again : seconds_.attention_again) += forward;
+  }
+}
+
+// What a visit pays once, however many items it serves, and what the pass pays once.
+void PassForecaster::CountOnce(const std::vector<PassJob>& jobs) {
+  double all = 0;
+  for (int g = 0; g < kGroups; ++g) all += Elements(model_, static_cast<Group>(g));
+  if (!in_place_) {
+    const double rate = Rate(profile_.dequant_bytes_per_second, kUnmeasuredBytesPerSecond) / wt_;
+    const double launch = profile_.launch_seconds;
+    const double again = Elements(model_, Group::kQkv) + Elements(model_, Group::kO);
+    seconds_.forward += all / rate + kModules * launch;
+    seconds_.attention_again += again / rate + 4 * launch;
+    if (wt_ == 4) seconds_.loss += static_cast<double>(model_.vocab * model_.hidden) / rate;
+    if (backward_) seconds_.backward += all / rate + kModules * launch;
+  }
+  const double traffic = Rate(profile_.device_copy_bytes_per_second, 2 * kUnmeasuredBytesPerSecond);
+  for (const PassJob& job : jobs) {
+    const bool trains = std::any_of(job.items.begin(), job.items.end(),
+                                    [](const PassItem& item) { return item.train; });
+    if (!trains) continue;
+    const double elements = static_cast<double>(AdapterElements(model_, job.lora));
+    moment_bytes_ += 8 * elements;
+    seconds_.update += elements * kUpdateBytesPerElement / traffic;
+  }
+}
+
+absl::StatusOr<const VisitSchedule*> PassForecaster::Schedule(Schedules& schedules, int64_t layers,
+                                                              int32_t slots, int32_t resident,
+                                                              bool backward) {
+  const auto key = std::make_pair(slots, resident);
+  const auto known = schedules.find(key);
+  if (known != schedules.end()) return &known->second;
+  VisitScheduleParams params;
+  params.layers = static_cast<int32_t>(layers);
+  params.slots = slots;
+  params.resident_layers = resident;
+  params.backward = backward;
+  // The second pass of a run: its slots begin as the first has left them.
+  SOUP_ASSIGN_OR_RETURN(const VisitSchedule first, MakeVisitSchedule(params));
+  params.slot_layer_at_start = first.slot_layer_at_end;
+  SOUP_ASSIGN_OR_RETURN(VisitSchedule schedule, MakeVisitSchedule(params));
+  return &schedules.emplace(key, std::move(schedule)).first->second;
+}
+
+// One placement's time lines.
+class PassForecaster::Play {
+ public:
+  Play(const PassForecaster& f, const Placement& p, const VisitSchedule& layers,
+       const VisitSchedule* head)
+      : f_(f), p_(p), visits_(layers.visits), layers_(f.model_.layers) {
+    const MachineProfile& m = f.profile_;
+    const double alone = Rate(m.copy_bytes_per_second, kUnmeasuredBytesPerSecond);
+    const double out = Rate(m.copy_to_host_bytes_per_second, alone);
+    const double both = Rate(m.copy_both_ways_bytes_per_second, std::min(alone, out));
+    in_.rate = alone;
+    in_.slowed = std::max(1.0, alone / both);
+    out_.rate = out;
+    out_.slowed = std::max(1.0, out / both);
+    copies_.schedule = &layers;
+    copies_.bytes = f.slab_bytes_;
+    copies_.filled.assign(visits_.size(), 0);
+    head_.schedule = head;
+    head_.bytes = f.head_bytes_ / static_cast<double>(f.head_slices_);
+    if (head != nullptr) head_.filled.assign(head->visits.size(), 0);
+    // On the CPU the copy stream is a thread of the same cores: what it takes, compute lacks.
+    if (m.backend == "cpu") shared_ = 1.0 / std::max(m.cpu_threads, 1);
+    if (p.boundaries_host) Ring(0, layers_ + 1, kBoundarySlots, f.blocks_.boundary);
+    for (const auto& [split, bytes] :
+         {std::make_pair(p.attention, f.blocks_.attention), std::make_pair(p.mlp, f.blocks_.mlp)}) {
+      if (split.host > 0) Ring(layers_ - split.device - split.host, split.host, kKeptSlots, bytes);
+    }
+  }
+
+  Forecast Run() {
+    Start(copies_, -1);
+    if (p_.boundaries_host) Written(rings_.front(), 0);
+    const int64_t n = static_cast<int64_t>(visits_.size());
+    for (int64_t v = 0; v < layers_; ++v) Forward(v);
+    Loss();
+    for (int64_t v = layers_; v < n; ++v) Backward(v);
+    now_ += f_.seconds_.update;
+    if (p_.optimizer_host) MoveMoments();
+    told_.step_seconds = now_;
+    told_.tokens_per_second = f_.tokens_ / now_;
+    return told_;
+  }
+
+ private:
+  // One direction of the link. Copies queue up; while the other direction works they are slower.
+  struct Link {
+    double rate = 0;
+    double slowed = 1;
+    double free = 0;
+    double Move(double may_start, double bytes, const Link& other) {
+      const double start = std::max(free, may_start);
+      const double seconds = bytes / rate;
+      const double both = std::clamp(other.free - start, 0.0, seconds);
+      return free = start + seconds + both * (slowed - 1);
+    }
+  };
+
+  // Slabs or head slices under a schedule (engine/device/slot_ring.h).
+  struct Copies {
+    const VisitSchedule* schedule = nullptr;  // null: nothing is copied
+    double bytes = 0;
+    size_t next = 0;
+    std::vector<double> filled;  // by visit
+  };
+
+  // Blocks that go to host memory and come back (engine/device/spill_ring.h).
+  struct SpillLine {
+    int64_t first = 0;  // layer of block 0
+    int64_t blocks = 0;
+    int64_t slots = 0;
+    double bytes = 0;
+    std::vector<double> moved;  // when the last copy of a block ends
+  };
+
+  void Ring(int64_t first, int64_t blocks, int64_t slots, double bytes) {
+    SpillLine ring;
+    ring.first = first;
+    ring.blocks = blocks;
+    ring.slots = std::min(blocks, slots);
+    ring.bytes = bytes;
+    ring.moved.assign(static_cast<size_t>(blocks), 0);
+    rings_.push_back(std::move(ring));
+  }
+  bool IsBoundary(const SpillLine& ring) const {
+    return p_.boundaries_host && &ring == &rings_.front();
+  }
+
+  void WaitFor(double time) {
+    if (time <= now_) return;
+    told_.stall_seconds += time - now_;
+    now_ = time;
+  }
+
+  // As SlotRing::StartCopies.
+  void Start(Copies& copies, int64_t released) {
+    if (copies.schedule == nullptr) return;
+    const std::vector<Visit>& visits = copies.schedule->visits;
+    for (; copies.next < visits.size(); ++copies.next) {
+      const Visit& visit = visits[copies.next];
+      if (!visit.copy) continue;
+      if (visit.copy_after_visit > released) return;
+      copies.filled[copies.next] = in_.Move(now_, copies.bytes, out_);
+      told_.copy_bytes += static_cast<int64_t>(copies.bytes);
+      told_.copy_seconds += copies.bytes / in_.rate;
+    }
+  }
+  void Acquire(const Copies& copies, int64_t v) {
+    if (copies.schedule == nullptr || !copies.schedule->visits[v].copy) return;
+    WaitFor(copies.filled[v]);
+    now_ += copies.bytes / in_.rate * shared_;
+  }
+
+  // Blocks of a layer in a ring: written in its forward visit, read in its backward visit. A
+  // boundary's block l + 1 is written by layer l.
+  void Write(const SpillLine& ring, int64_t block) {
+    if (block >= ring.slots && block < ring.blocks) WaitFor(ring.moved[block - ring.slots]);
+  }
+  void Written(SpillLine& ring, int64_t block) {
+    if (block < 0 || block >= ring.blocks - ring.slots) return;
+    ring.moved[block] = out_.Move(now_, ring.bytes, in_);
+    told_.offload_bytes += static_cast<int64_t>(ring.bytes);
+  }
+  void Read(const SpillLine& ring, int64_t block) {
+    if (block >= 0 && block < ring.blocks - ring.slots) WaitFor(ring.moved[block]);
+  }
+  void Done(SpillLine& ring, int64_t block) {
+    const int64_t next = block - ring.slots;
+    if (next < 0 || block >= ring.blocks) return;
+    ring.moved[next] = in_.Move(std::max(now_, ring.moved[next]), ring.bytes, out_);
+    told_.offload_bytes += static_cast<int64_t>(ring.bytes);
+  }
+
+  void Forward(int64_t v) {
+    const int64_t layer = visits_[v].layer;
+    Acquire(copies_, v);
+    // The head's first slices are on their way while the last layer computes.
+    if (layer + 1 == layers_) Start(head_, -1);
+    for (const SpillLine& ring : rings_) Write(ring, layer - ring.first + IsBoundary(ring));
+    now_ += f_.seconds_.forward;
+    Start(copies_, v);
+    for (SpillLine& ring : rings_) Written(ring, layer - ring.first + IsBoundary(ring));
+  }
+
+  void Loss() {
+    for (int64_t i = 0; i < f_.head_slices_; ++i) {
+      Acquire(head_, i);
+      now_ += f_.seconds_.loss / static_cast<double>(f_.head_slices_);
+      Start(head_, i);
+    }
+    if (p_.boundaries_host && f_.backward_) Done(rings_.front(), layers_);
+  }
+
+  void Backward(int64_t v) {
+    const int64_t layer = visits_[v].layer;
+    Acquire(copies_, v);
+    for (const SpillLine& ring : rings_) Read(ring, layer - ring.first);
+    now_ += f_.seconds_.backward;
+    if (HomeOf(p_.attention, layers_, layer) == Home::kRecompute) {
+      now_ += f_.seconds_.attention_again;
+    }
+    if (HomeOf(p_.mlp, layers_, layer) == Home::kRecompute) now_ += f_.seconds_.mlp_again;
+    Start(copies_, v);
+    for (SpillLine& ring : rings_) Done(ring, layer - ring.first);
+  }
+
+  // Chunks pass through one stream: in and out take turns, and nothing else goes on.
+  void MoveMoments() {
+    const double seconds = f_.moment_bytes_ * (1 / in_.rate + 1 / out_.rate);
+    now_ += seconds;
+    told_.stall_seconds += seconds;
+    told_.offload_bytes += static_cast<int64_t>(2 * f_.moment_bytes_);
+  }
+
+  const PassForecaster& f_;
+  const Placement& p_;
+  const std::vector<Visit>& visits_;
+  const int64_t layers_;
+  double shared_ = 0;
+  double now_ = 0;
+  Link in_;
+  Link out_;
+  Copies copies_;
+  Copies head_;
+  std::vector<SpillLine> rings_;
+  Forecast told_;
+};
+
+absl::StatusOr<Forecast> PassForecaster::Run(const Placement& placement) {
+  if (tokens_ == 0) return absl::InvalidArgumentError("a pass needs at least one work item");
+  SOUP_ASSIGN_OR_RETURN(const VisitSchedule* layers,
+                        Schedule(layer_schedules_, model_.layers, placement.slots,
+                                 placement.resident_layers, backward_));
+  const VisitSchedule* head = nullptr;
+  if (!placement.head_resident) {
+    const int32_t slots = static_cast<int32_t>(
+        std::min<int64_t>(head_slices_, kHeadRingSlices + placement.head_slices));
+    const int32_t resident = slots == head_slices_ ? slots : placement.head_slices;
+    SOUP_ASSIGN_OR_RETURN(head, Schedule(head_schedules_, head_slices_, slots, resident,
+                                         /*backward=*/false));
+  }
+  return Play(*this, placement, *layers, head).Run();
+}
+
+}  // namespace soup::engine
