@@ -109,10 +109,7 @@ absl::StatusOr<soup::worker::v1::RunPass> PassPlanner::MakePass(
       const engine::MemoryPlan memory,
       engine::PlanMemory(first.shape.model, first.shape.format, jobs, plan.placement));
   soup::worker::v1::Placement* placement = pass.mutable_placement();
-  placement->set_slots(plan.placement.slots);
-  placement->set_resident_layers(plan.placement.resident_layers);
-  placement->set_retention(engine::RetentionText(plan.placement));
-  placement->set_head_resident(plan.placement.head_resident);
+  placement->set_text(engine::PlacementText(plan.placement));
   placement->set_arena_bytes(memory.arena_bytes());
   return pass;
 }

@@ -39,10 +39,7 @@ absl::StatusOr<engine::JobSetup> MakeJobSetup(const soup::worker::v1::OpenJob& o
 
 absl::StatusOr<engine::PassRequest> MakePassRequest(const soup::worker::v1::RunPass& pass) {
   engine::PassRequest request;
-  request.placement.slots = pass.placement().slots();
-  request.placement.resident_layers = pass.placement().resident_layers();
-  SOUP_RETURN_IF_ERROR(engine::ParseRetention(pass.placement().retention(), &request.placement));
-  request.placement.head_resident = pass.placement().head_resident();
+  SOUP_ASSIGN_OR_RETURN(request.placement, engine::ParsePlacement(pass.placement().text()));
   for (const soup::worker::v1::WorkItem& item : pass.items()) {
     engine::WorkRequest work;
     work.job_id = item.job_id();
