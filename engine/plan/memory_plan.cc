@@ -4,7 +4,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "engine/model/rope_table.h"
 #include "engine/plan/job_plan.h"
 #include "engine/plan/pass_buffers.h"
 #include "engine/plan/pass_requests.h"

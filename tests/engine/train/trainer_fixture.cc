@@ -40,10 +40,20 @@ const cache::MemoryBase& TinyMemory(BaseFormat format) {
   return *base;
 }
 
-ModelBase TinyBase(BaseFormat format) { return BorrowBase(TinyMemory(format)); }
+ModelBase TinyBase(BaseFormat format, int64_t layers) {
+  ModelBase base = BorrowBase(TinyMemory(format));
+  if (layers <= 0) return base;
+  std::vector<absl::Span<const std::byte>> slabs;
+  for (int64_t l = 0; l < layers; ++l) slabs.push_back(base.slabs[l % base.spec.layers]);
+  slabs.push_back(base.slabs.back());
+  base.slabs = std::move(slabs);
+  base.spec.layers = layers;
+  return base;
+}
 
 JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile) {
-  const ModelSpec& spec = TinyMemory().spec();
+  ModelSpec spec = TinyMemory().spec();
+  if (job.layers > 0) spec.layers = job.layers;
   std::mt19937 rng(static_cast<uint32_t>(job.seed) * 7919u + 13u);
   std::vector<TokenRecord> train, validation;
   for (int i = 0; i < job.records; ++i) train.push_back(RandomRecord(rng, job, spec.vocab));

@@ -17,7 +17,8 @@ namespace soup::engine {
 
 // The tiny llama of tests/golden, assembled once a process and format.
 const cache::MemoryBase& TinyMemory(BaseFormat format = BaseFormat::kBf16);
-ModelBase TinyBase(BaseFormat format = BaseFormat::kBf16);
+// `layers` > 0: so many of them, the model's own one after the other and again.
+ModelBase TinyBase(BaseFormat format = BaseFormat::kBf16, int64_t layers = 0);
 
 struct RandomJob {
   std::string id = "a";
@@ -37,6 +38,7 @@ struct RandomJob {
   // Small, so that a step has several micro-batches.
   int64_t micro_batch_tokens = 64;
   BaseFormat format = BaseFormat::kBf16;
+  int64_t layers = 0;  // as TinyBase's
 };
 JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile = CpuProfile());
 
