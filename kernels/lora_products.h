@@ -20,10 +20,26 @@ inline void* At(void* base, int64_t elements, int64_t element_bytes) {
 
 }  // namespace lora_products
 
+// Columns of u that one linear of rank r has: whole 16-byte vectors of bf16, because a product's
+// operands start at multiples of them.
+constexpr int64_t LoraColumns(int64_t r) { return (r + 7) / 8 * 8; }
+
+// Whether the CUDA kernels (kernels/cuda/lora.h) take a LoRA op of this shape; where they do not,
+// the products below run. By measurement on an H200 (docs/BENCHMARKS.md): larger ranks are what
+// cuBLASLt is good at. Part of what decides bits.
+inline bool LoraKernelRank(int64_t r) { return r == 8 || r == 16 || r == 24; }
+inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) {
+  if (!LoraKernelRank(r) || ldy % 8 != 0 || linears.count < 1) return false;
+  for (int32_t m = 0; m < linears.count; ++m) {
+    if (linears.width[m] % 64 != 0 || linears.column[m] % 8 != 0) return false;
+  }
+  return true;
+}
+
 // Calls run(GemmArgs) for each product, linear after linear. act_bytes, wt_bytes: of an element.
 template <typename Run>
 void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, int64_t wt_bytes, const Run& run) {
-  const int64_t columns = a.linears.count * a.r;
+  const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
   for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
     GemmArgs g{};
     g.transpose_b = true;
@@ -32,7 +48,7 @@ void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, int64_t wt_bytes, co
     g.K = a.r;
     g.alpha = a.scale;
     g.beta = 1;
-    g.A = lora_products::At(a.u, m * a.r, act_bytes);
+    g.A = lora_products::At(a.u, m * c, act_bytes);
     g.lda = columns;
     g.B = lora_products::At(a.b, row * a.r, wt_bytes);
     g.ldb = a.r;
@@ -47,7 +63,7 @@ void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, int64_t wt_bytes, co
 
 template <typename Run>
 void ForEachProduct(const LoraBackArgs& a, int64_t act_bytes, int64_t wt_bytes, const Run& run) {
-  const int64_t columns = a.linears.count * a.r;
+  const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
   for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
     GemmArgs g{};
     g.M = a.T;
@@ -59,7 +75,7 @@ void ForEachProduct(const LoraBackArgs& a, int64_t act_bytes, int64_t wt_bytes, 
     g.lda = a.ldy;
     g.B = lora_products::At(a.b, row * a.r, wt_bytes);
     g.ldb = a.r;
-    g.C = lora_products::At(a.du, m * a.r, act_bytes);
+    g.C = lora_products::At(a.du, m * c, act_bytes);
     g.ldc = columns;
     g.a_type = Operand::kAct;
     g.b_type = Operand::kWt;
@@ -70,7 +86,7 @@ void ForEachProduct(const LoraBackArgs& a, int64_t act_bytes, int64_t wt_bytes, 
 
 template <typename Run>
 void ForEachProduct(const LoraGradArgs& a, int64_t act_bytes, int64_t, const Run& run) {
-  const int64_t columns = a.linears.count * a.r;
+  const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
   for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
     GemmArgs g{};
     g.transpose_a = true;
@@ -81,7 +97,7 @@ void ForEachProduct(const LoraGradArgs& a, int64_t act_bytes, int64_t, const Run
     g.beta = 1;
     g.A = lora_products::At(a.dy, a.linears.column[m], act_bytes);
     g.lda = a.ldy;
-    g.B = lora_products::At(a.u, m * a.r, act_bytes);
+    g.B = lora_products::At(a.u, m * c, act_bytes);
     g.ldb = columns;
     g.C = a.grad_b + row * a.r;
     g.ldc = a.r;

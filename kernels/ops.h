@@ -199,35 +199,35 @@ struct GemmArgs {
 };
 
 // The linears of one stacked product that a LoRA adapts (Hu et al., arXiv 2106.09685), in column
-// order: linear m makes columns [column[m], column[m] + width[m]) of y. Its B has width[m] rows of
-// r in b, the linears' one after the other; its x A^T is columns [m r, (m + 1) r) of u.
+// order: linear m makes columns [column[m], column[m] + width[m]) of y. Its B is width[m] rows of b;
+// its x A^T is r columns of u from m c on, c = LoraColumns(r) of lora_products.h: r up to whole 8s.
 struct LoraLinears {
   int32_t count;  // 1 .. 3
   int64_t column[3], width[3];
 };
-// y[t, column of m + j] += scale * sum_i u[t, m r + i] * b[row of m + j, i].
+// y[t, column of m + j] += scale * sum_i u[t, m c + i] * b[row of m + j, i].
 struct LoraUpArgs {
   LoraLinears linears;
-  const void* u;  // act [T, count * r]
+  const void* u;  // act [T, count * c]
   const void* b;  // wt [sum of widths, r]
   void* y;        // act; rows ldy apart
   int64_t T, r, ldy;
   float scale;
 };
-// du[t, m r + i] = scale * sum_j dy[t, column of m + j] * b[row of m + j, i].
+// du[t, m c + i] = scale * sum_j dy[t, column of m + j] * b[row of m + j, i].
 struct LoraBackArgs {
   LoraLinears linears;
   const void* dy;  // act; rows ldy apart
   const void* b;   // wt [sum of widths, r]
-  void* du;        // act [T, count * r]
+  void* du;        // act [T, count * c]
   int64_t T, r, ldy;
   float scale;
 };
-// grad_b[row of m + j, i] += scale * sum_t dy[t, column of m + j] * u[t, m r + i], in fixed order.
+// grad_b[row of m + j, i] += scale * sum_t dy[t, column of m + j] * u[t, m c + i], in fixed order.
 struct LoraGradArgs {
   LoraLinears linears;
   const void* dy;  // act; rows ldy apart
-  const void* u;   // act [T, count * r]
+  const void* u;   // act [T, count * c]
   float* grad_b;   // [sum of widths, r]
   int64_t T, r, ldy;
   float scale;

@@ -11,6 +11,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/device/cuda_handles.h"
 #include "engine/device/cuda_memory.h"
+#include "kernels/cuda/lora.h"
 #include "kernels/cuda/random_fill.h"
 
 namespace soup::engine {
@@ -94,6 +95,7 @@ absl::StatusOr<GemmPreparation> CudaGemms::Prepare(absl::Span<const GemmArgs> pr
                                                    cudaStream_t stream) {
   Products by_key;
   for (const GemmArgs& g : products) {
+    if (cuda::SkinnyTakes(g)) continue;  // has a kernel of its own
     if (g.M > 0 && g.N > 0 && g.K > 0) by_key.emplace(cuda::GemmKeyText(g), g);
   }
   GemmPreparation preparation;

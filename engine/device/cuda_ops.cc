@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
@@ -85,7 +86,8 @@ void CudaOps::SwigluBackward(const kernels::SwigluBackwardArgs& a) {
   Told(cuda::SwigluBackward(a, compute_.get()), "SwigluBackward");
 }
 void CudaOps::Gemm(const kernels::GemmArgs& a) {
-  const cudaError_t error = gemms_->Gemm(a, compute_.get());
+  const cudaError_t error =
+      cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, compute_.get()) : gemms_->Gemm(a, compute_.get());
   if (error == cudaSuccess) return;
   if (error == cudaErrorNotReady) {
     Keep(absl::InternalError(absl::StrCat("the product ", cuda::GemmKeyText(a),
@@ -100,9 +102,18 @@ void CudaOps::Products(const Args& a) {
   kernels::ForEachProduct(a, DTypeBytes(DType::kBF16), DTypeBytes(DType::kBF16),
                           [this](const kernels::GemmArgs& g) { Gemm(g); });
 }
-void CudaOps::LoraUp(const kernels::LoraUpArgs& a) { Products(a); }
-void CudaOps::LoraBack(const kernels::LoraBackArgs& a) { Products(a); }
-void CudaOps::LoraGrad(const kernels::LoraGradArgs& a) { Products(a); }
+void CudaOps::LoraUp(const kernels::LoraUpArgs& a) {
+  if (!kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+  Told(cuda::LoraUp(a, compute_.get()), "LoraUp");
+}
+void CudaOps::LoraBack(const kernels::LoraBackArgs& a) {
+  if (!kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+  Told(cuda::LoraBack(a, compute_.get()), "LoraBack");
+}
+void CudaOps::LoraGrad(const kernels::LoraGradArgs& a) {
+  if (!kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+  Told(cuda::LoraGrad(a, compute_.get()), "LoraGrad");
+}
 absl::StatusOr<GemmPreparation> CudaOps::PrepareGemms(
     absl::Span<const kernels::GemmArgs> products, const std::function<absl::Status()>& make_room) {
   absl::StatusOr<GemmPreparation> prepared = gemms_->Prepare(products, make_room, compute_.get());

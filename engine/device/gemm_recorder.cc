@@ -23,9 +23,9 @@ void GemmRecorder::Gemm(const kernels::GemmArgs& a) {
   }
 }
 
-// Also where the backend has a kernel of its own for the shape: then nothing asks for these.
 template <typename Args>
 void GemmRecorder::Products(const Args& args) {
+  if (name_ == "cuda" && kernels::LoraKernelsTake(args.linears, args.r, args.ldy)) return;
   kernels::ForEachProduct(args, DTypeBytes(act_), DTypeBytes(wt_),
                           [this](const kernels::GemmArgs& g) { Gemm(g); });
 }

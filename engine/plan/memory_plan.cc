@@ -121,7 +121,7 @@ int64_t LowRankWidth(const LoraShape& lora) {
   for (const Module m : lora.targets) {
     most = std::max(most, ++count[static_cast<int>(ModuleGroup(m))]);
   }
-  return most * lora.r;
+  return most * LowRankColumns(lora.r);
 }
 
 int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora) {

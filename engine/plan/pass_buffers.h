@@ -145,6 +145,9 @@ inline constexpr char kBackwardDLowRank[] = "backward/d_low_rank";      // act [
 inline constexpr char kBackwardDropped[] = "backward/dropped";          // act [T, max input]
 inline constexpr char kBackwardDDropped[] = "backward/d_dropped";       // act [T, max input]
 
+// Columns of x A^T that a linear of rank r has: LoraColumns of kernels/lora_products.h.
+constexpr int64_t LowRankColumns(int64_t r) { return (r + 7) / 8 * 8; }
+
 // CUDA: how many blocks may share the query heads of one key-value head in attention's backward
 // (they add up partial dk and dv in fixed order), and the fp32 bytes that this takes. A function of
 // the item alone, because the number decides bits. The bytes grow with T and stop at 2 * limit * D

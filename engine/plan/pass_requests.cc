@@ -50,10 +50,10 @@ bool Targets(const LoraShape& lora, Module module) {
   return std::find(lora.targets.begin(), lora.targets.end(), module) != lora.targets.end();
 }
 
-// Targets of a class times r: columns of its x A^T.
-int64_t LowRankColumns(const LoraShape& lora, bool mlp) {
+// Columns of the x A^T of a class.
+int64_t ClassColumns(const LoraShape& lora, bool mlp) {
   const auto in_class = [mlp](Module m) { return IsMlpModule(m) == mlp; };
-  return std::count_if(lora.targets.begin(), lora.targets.end(), in_class) * lora.r;
+  return std::count_if(lora.targets.begin(), lora.targets.end(), in_class) * LowRankColumns(lora.r);
 }
 
 class Planner {
@@ -130,7 +130,7 @@ class Planner {
       largest_.dropped = std::max(largest_.dropped, t * widest);
       largest_.train_tokens = std::max(largest_.train_tokens, t);
       largest_.train_rank = std::max(largest_.train_rank, r);
-      largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, t * LowRankColumns(job.lora, true));
+      largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, t * ClassColumns(job.lora, true));
       if (Targets(job.lora, Module::kDown)) {
         largest_.down_tokens = std::max(largest_.down_tokens, t);
       }
@@ -171,8 +171,8 @@ class Planner {
     RequestBoundaries(item, i);
     if (item.train) {
       const int64_t attention =
-          MakeAttentionBlock(model_, t, LowRankColumns(job.lora, false), act).bytes;
-      const int64_t mlp = MakeMlpBlock(model_, t, LowRankColumns(job.lora, true), act).bytes;
+          MakeAttentionBlock(model_, t, ClassColumns(job.lora, false), act).bytes;
+      const int64_t mlp = MakeMlpBlock(model_, t, ClassColumns(job.lora, true), act).bytes;
       RequestKept(i, kKeptAttention, kRingAttention, &LayerBand::attention, attention);
       RequestKept(i, kKeptMlp, kRingMlp, &LayerBand::mlp, mlp);
       RequestItemBackward(i, t, attention);

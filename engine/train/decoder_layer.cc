@@ -18,7 +18,7 @@ int64_t LowRankWidthOf(const LoraOnDevice& lora) {
   for (int g = 0; g < kGroups; ++g) {
     most = std::max<int64_t>(most, lora.site(0, static_cast<Group>(g)).linears.count);
   }
-  return most * lora.r;
+  return most * lora.columns();
 }
 
 }  // namespace
@@ -35,7 +35,8 @@ DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items
       continue;
     }
     const int64_t mlp_targets = item.lora->targets - item.lora->attention_targets;
-    largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, item.T * mlp_targets * item.lora->r);
+    largest_.mlp_low_rank =
+        std::max(largest_.mlp_low_rank, item.T * mlp_targets * item.lora->columns());
     largest_.train_tokens = std::max(largest_.train_tokens, item.T);
     largest_.train_rank = std::max(largest_.train_rank, r);
     if (item.lora->adapts(Group::kDown)) {

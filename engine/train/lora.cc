@@ -1,6 +1,13 @@
 #include "engine/train/lora.h"
 
+#include "kernels/lora_products.h"
+
 namespace soup::engine {
+
+static_assert(LowRankColumns(1) == kernels::LoraColumns(1) &&
+                  LowRankColumns(13) == kernels::LoraColumns(13),
+              "the plan's columns are the ops'");
+
 namespace {
 
 using kernels::GemmArgs;
@@ -27,16 +34,18 @@ void Drop(const PassEnv& env, const PassItemState& item, int64_t layer, Module m
   env.backend->Dropout(args);
 }
 
-// Calls run(first, count, input) for runs of linears that share an input: all of them, or with
-// dropout one after another, each with its masked input.
+// Calls run(first, count, input) for runs of linears that are one product: all of them, or one
+// after another where each has a masked input (dropout), or columns of x A^T that stand apart (r no
+// multiple of 8).
 template <typename Run>
 void ForEachInput(const PassEnv& env, const PassItemState& item, int64_t layer,
                   const LoraSite& site, const std::byte* x, const LoraScratch& scratch,
                   const Run& run) {
-  if (!Drops(item)) return run(0, site.linears.count, x);
+  const bool drops = Drops(item);
+  if (!drops && item.lora->columns() == item.lora->r) return run(0, site.linears.count, x);
   for (int32_t i = 0; i < site.linears.count; ++i) {
-    Drop(env, item, layer, site.modules[i], x, scratch.dropped, site.in);
-    run(i, 1, scratch.dropped);
+    if (drops) Drop(env, item, layer, site.modules[i], x, scratch.dropped, site.in);
+    run(i, 1, drops ? scratch.dropped : x);
   }
 }
 
@@ -58,14 +67,15 @@ std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Group g, std
   if (!item.lora->adapts(g)) return nullptr;
   int64_t first = item.lora->site(0, g).first_target;
   if (IsMlpGroup(g)) first -= item.lora->attention_targets;
-  return At(low_rank, first * item.T * item.lora->r, env.act_bytes);
+  return At(low_rank, first * item.T * item.lora->columns(), env.act_bytes);
 }
 
 void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
                  const std::byte* x, std::byte* u, const LoraScratch& scratch) {
   if (!item.lora->adapts(group)) return;
   const LoraSite& site = item.lora->site(layer, group);
-  const int64_t r = item.lora->r, width = site.linears.count * r;
+  const int64_t r = item.lora->r, columns = item.lora->columns();
+  const int64_t width = site.linears.count * columns;
   ForEachInput(env, item, layer, site, x, scratch,
                [&](int32_t first, int32_t count, const std::byte* input) {
                  GemmArgs g = Product(item.T, count * r, site.in);  // [T, count r] = input A^T
@@ -74,7 +84,7 @@ void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, G
                  g.lda = site.in;
                  g.B = At(site.a, first * r * site.in, env.wt_bytes);
                  g.ldb = site.in;
-                 g.C = At(u, first * r, env.act_bytes);
+                 g.C = At(u, first * columns, env.act_bytes);
                  g.ldc = width;
                  env.backend->Gemm(g);
                });
@@ -94,7 +104,8 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
                   std::byte* dx, const LoraScratch& scratch) {
   if (!item.lora->adapts(group)) return;
   const LoraSite& site = item.lora->site(layer, group);
-  const int64_t r = item.lora->r, width = site.linears.count * r;
+  const int64_t r = item.lora->r, columns = item.lora->columns();
+  const int64_t width = site.linears.count * columns;
   std::byte* du = scratch.d_low_rank;
   env.backend->LoraBack({site.linears, dy, site.b, du, item.T, r, ldy, item.lora->scale});
   env.backend->LoraGrad({site.linears, dy, u, site.grad_b, item.T, r, ldy, item.lora->scale});
@@ -103,7 +114,7 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
                  GemmArgs g = Product(count * r, site.in, item.T);  // dA += du^T input
                  g.transpose_a = true;
                  g.beta = 1;
-                 g.A = At(du, first * r, env.act_bytes);
+                 g.A = At(du, first * columns, env.act_bytes);
                  g.lda = width;
                  g.B = input;
                  g.b_type = Operand::kAct;
@@ -115,19 +126,23 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
                });
   if (dx == nullptr) return;
   if (!Drops(item)) {
-    GemmArgs g = Product(item.T, site.in, width);  // dx += du A
-    g.beta = 1;
-    g.A = du;
-    g.lda = width;
-    g.B = site.a;
-    g.ldb = site.in;
-    g.C = dx;
-    g.ldc = site.in;
-    return env.backend->Gemm(g);
+    ForEachInput(env, item, layer, site, nullptr, scratch,
+                 [&](int32_t first, int32_t count, const std::byte*) {
+                   GemmArgs g = Product(item.T, site.in, count * r);  // dx += du A
+                   g.beta = 1;
+                   g.A = At(du, first * columns, env.act_bytes);
+                   g.lda = width;
+                   g.B = At(site.a, first * r * site.in, env.wt_bytes);
+                   g.ldb = site.in;
+                   g.C = dx;
+                   g.ldc = site.in;
+                   env.backend->Gemm(g);
+                 });
+    return;
   }
   for (int32_t i = 0; i < site.linears.count; ++i) {
     GemmArgs g = Product(item.T, site.in, r);  // d dropped = du A of one linear
-    g.A = At(du, i * r, env.act_bytes);
+    g.A = At(du, i * columns, env.act_bytes);
     g.lda = width;
     g.B = At(site.a, i * r * site.in, env.wt_bytes);
     g.ldb = site.in;

@@ -21,14 +21,14 @@ namespace soup::engine {
 struct LoraScratch {
   std::byte* dropped = nullptr;     // [T, in] of the masked input; null when no job drops
   std::byte* d_dropped = nullptr;   // backward only
-  std::byte* d_low_rank = nullptr;  // backward only: [T, n r], n adapted linears of a group
+  std::byte* d_low_rank = nullptr;  // backward only: [T, n c], n adapted linears of a group
 };
 
-// Where an item's x A^T of one group, [T, n r], lies in the block of its class, [targets of it, T,
-// r].
+// Where an item's x A^T of one group, [T, n c], lies in the block of its class, [targets of it, T,
+// c].
 std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Group g, std::byte* low_rank);
 
-// u [T, n r] = drop(x) A^T. Nothing when no linear of the group is adapted.
+// u [T, n c] = drop(x) A^T, c = LowRankColumns(r). Nothing when no linear of the group is adapted.
 void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                  const std::byte* x, std::byte* u, const LoraScratch& scratch);
 

@@ -7,11 +7,12 @@ namespace {
 
 AttentionBlock AttentionOf(const PassEnv& env, const PassItemState& item) {
   const LoraOnDevice& lora = *item.lora;
-  return MakeAttentionBlock(env.spec, item.T, lora.attention_targets * lora.r, env.act_bytes);
+  return MakeAttentionBlock(env.spec, item.T, lora.attention_targets * lora.columns(),
+                            env.act_bytes);
 }
 MlpBlock MlpOf(const PassEnv& env, const PassItemState& item) {
   const LoraOnDevice& lora = *item.lora;
-  return MakeMlpBlock(env.spec, item.T, (lora.targets - lora.attention_targets) * lora.r,
+  return MakeMlpBlock(env.spec, item.T, (lora.targets - lora.attention_targets) * lora.columns(),
                       env.act_bytes);
 }
 

@@ -16,6 +16,7 @@
 #include "engine/device/backend.h"
 #include "engine/model/layer_layout.h"
 #include "engine/model/model_spec.h"
+#include "engine/plan/pass_buffers.h"
 #include "engine/plan/placement.h"
 #include "engine/train/item_batch.h"
 #include "engine/train/kept_blocks.h"
@@ -74,6 +75,8 @@ struct LoraOnDevice {
   int64_t attention_targets = 0;  // the first of them; the others are the MLP's
   std::vector<LoraSite> sites;    // [layers * kGroups]
 
+  // Of x A^T, a linear.
+  int64_t columns() const { return LowRankColumns(r); }
   const LoraSite& site(int64_t layer, Group g) const {
     return sites[layer * kGroups + static_cast<int>(g)];
   }

@@ -9,6 +9,89 @@ namespace {
 constexpr int kBlock = 512;
 constexpr int kRowBlock = 256;
 
+// What a slice does to a row's gradient so far: zero, or by the factor that its sum changed by.
+__device__ __forceinline__ void RescaleGradient(const LossSliceArgs& a, float factor) {
+  float4* grad = reinterpret_cast<float4*>(a.grad + blockIdx.x * a.H);
+  const int64_t vectors = a.H / 4;
+  if (a.first) {
+    for (int64_t c = threadIdx.x; c < vectors; c += kBlock)
+      grad[c] = make_float4(0.f, 0.f, 0.f, 0.f);
+  } else if (factor != 1.f) {
+    for (int64_t c = threadIdx.x; c < vectors; c += kBlock) {
+      float4 g = grad[c];
+      g.x *= factor;
+      g.y *= factor;
+      g.z *= factor;
+      g.w *= factor;
+      grad[c] = g;
+    }
+  }
+}
+
+// A NaN wins, so that a poisoned row is seen as such.
+__device__ __forceinline__ float Greater(float a, float b) { return (a > b || a != a) ? a : b; }
+
+// The row in registers: logits are read once. Rows of at most kHeld * kBlock * 4, in whole vectors.
+constexpr int kHeld = 4;
+
+template <bool CAP>
+__global__ void __launch_bounds__(kBlock) HeldSliceKernel(LossSliceArgs a) {
+  __shared__ float shared[32];
+  const int64_t i = blockIdx.x;
+  float4* row = reinterpret_cast<float4*>(a.logits + i * a.Vs);
+  const int vectors = static_cast<int>(a.Vs / 4);
+  const int64_t target = a.targets[i] - a.v0;
+  float v[kHeld][4];
+  float best = -INFINITY;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int c = threadIdx.x + k * kBlock;
+    float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    if (c < vectors) x = __ldcs(row + c);
+    v[k][0] = x.x;
+    v[k][1] = x.y;
+    v[k][2] = x.z;
+    v[k][3] = x.w;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (CAP && c < vectors) v[k][e] = a.soft_cap * tanhf(v[k][e] / a.soft_cap);
+      best = Greater(v[k][e], best);
+      if (c < vectors && 4 * c + e == target) a.target_logit[i] = v[k][e];
+    }
+  }
+  if (a.first && threadIdx.x == 0 && (target < 0 || target >= a.Vs)) a.target_logit[i] = 0.f;
+  best = BlockMax(best, shared);  // every thread has read its part
+  const float m_old = a.first ? -INFINITY : a.m[i];
+  const float m_new = Greater(m_old, best);
+  // exp(-inf - finite) is 0, as wanted on the first slice; -inf - -inf cannot happen with finite
+  // logits.
+  const float factor = a.first ? 0.f : __expf(m_old - m_new);
+  float sum = 0.f;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int c = threadIdx.x + k * kBlock;
+    if (c >= vectors) continue;
+    float p[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      p[e] = __expf(v[k][e] - m_new);
+      sum += p[e];
+      if (CAP) p[e] *= 1.f - (v[k][e] / a.soft_cap) * (v[k][e] / a.soft_cap);
+    }
+    if (!a.with_grad) continue;
+    __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(row) + 2 * c;
+    to[0] = __floats2bfloat162_rn(p[0], p[1]);
+    to[1] = __floats2bfloat162_rn(p[2], p[3]);
+  }
+  sum = BlockSum(sum, shared);
+  if (threadIdx.x == 0) {
+    a.m[i] = m_new;
+    a.l[i] = (a.first ? 0.f : a.l[i] * factor) + sum;
+  }
+  if (a.with_grad) RescaleGradient(a, factor);
+}
+
+// Rows of any length.
 template <bool CAP>
 __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   __shared__ float shared[32];
@@ -21,11 +104,11 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
       v = a.soft_cap * tanhf(v / a.soft_cap);
       row[j] = v;
     }
-    best = (best > v || best != best) ? best : v;
+    best = Greater(best, v);
   }
   best = BlockMax(best, shared);
   const float m_old = a.first ? -INFINITY : a.m[i];
-  const float m_new = (m_old > best || m_old != m_old) ? m_old : best;
+  const float m_new = Greater(m_old, best);
   // exp(-inf - finite) is 0, as wanted on the first slice; -inf - -inf cannot happen with finite
   // logits.
   const float factor = a.first ? 0.f : __expf(m_old - m_new);
@@ -62,22 +145,7 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
     a.m[i] = m_new;
     a.l[i] = (a.first ? 0.f : a.l[i] * factor) + sum;
   }
-  if (!a.with_grad) return;
-  float4* grad = reinterpret_cast<float4*>(a.grad + i * a.H);
-  const int64_t vectors = a.H / 4;
-  if (a.first) {
-    for (int64_t c = threadIdx.x; c < vectors; c += kBlock)
-      grad[c] = make_float4(0.f, 0.f, 0.f, 0.f);
-  } else if (factor != 1.f) {
-    for (int64_t c = threadIdx.x; c < vectors; c += kBlock) {
-      float4 g = grad[c];
-      g.x *= factor;
-      g.y *= factor;
-      g.z *= factor;
-      g.w *= factor;
-      grad[c] = g;
-    }
-  }
+  if (a.with_grad) RescaleGradient(a, factor);
 }
 
 __global__ void __launch_bounds__(kRowBlock)
@@ -117,7 +185,10 @@ __global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
 cudaError_t LossSlice(const LossSliceArgs& a, cudaStream_t stream) {
   if (a.H % kVector != 0 || a.Vs < 1) return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
-  const auto kernel = a.soft_cap > 0.f ? SliceKernel<true> : SliceKernel<false>;
+  const bool held = a.Vs % 4 == 0 && a.Vs <= int64_t{kHeld} * 4 * kBlock && Aligned16(a.logits);
+  const bool cap = a.soft_cap > 0.f;
+  const auto kernel = held ? (cap ? HeldSliceKernel<true> : HeldSliceKernel<false>)
+                           : (cap ? SliceKernel<true> : SliceKernel<false>);
   kernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(a);
   return cudaGetLastError();
 }

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kBlock)
         f[2 * j] = mine[(byte & 0xf0u) << 1] * scale[u];
         f[2 * j + 1] = mine[(byte & 0x0fu) << 5] * scale[u];
       }
-      out[i] = Pack8(f);
+      __stcs(out + i, Pack8(f));  // larger than the caches: it must not push out what is read
     }
   }
 }

@@ -12,6 +12,7 @@ std::vector<OpCase> AllCases() {
   AppendAttentionCases(&cases);
   AppendElementwiseCases(&cases);
   AppendGemmCases(&cases);
+  AppendLoraCases(&cases);
   AppendLossCases(&cases);
   AppendOptimizerCases(&cases);
   AppendNf4Cases(&cases);

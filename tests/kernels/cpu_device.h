@@ -16,6 +16,7 @@
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
 #include "kernels/cpu/rope.h"
+#include "kernels/lora_products.h"
 #include "tests/kernels/device.h"
 
 namespace soup::kernels {
@@ -60,6 +61,9 @@ class CpuDevice : public TestDevice {
   void Run(const SwigluForwardArgs& args) override { cpu::SwigluForward(args, context_); }
   void Run(const SwigluBackwardArgs& args) override { cpu::SwigluBackward(args, context_); }
   void Run(const GemmArgs& args) override { cpu::Gemm(args, context_); }
+  void Run(const LoraUpArgs& args) override { Products(args); }
+  void Run(const LoraBackArgs& args) override { Products(args); }
+  void Run(const LoraGradArgs& args) override { Products(args); }
   void Run(const AxpyArgs& args) override { cpu::Axpy(args, context_); }
   void Run(const DropoutArgs& args) override { cpu::Dropout(args, context_); }
   void Run(const GatherActRowsArgs& args) override { cpu::GatherActRows(args, context_); }
@@ -73,6 +77,13 @@ class CpuDevice : public TestDevice {
   cpu::CpuContext& context() { return context_; }
 
  private:
+  // As the CPU backend.
+  template <typename Args>
+  void Products(const Args& args) {
+    ForEachProduct(args, sizeof(float), sizeof(float),
+                   [this](const GemmArgs& g) { cpu::Gemm(g, context_); });
+  }
+
   cpu::CpuContext context_;
   std::vector<std::unique_ptr<std::byte[]>> blocks_;
 };

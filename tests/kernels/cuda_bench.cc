@@ -14,8 +14,10 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/lora.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/lora_products.h"
 #include "kernels/nf4.h"
 
 namespace soup::kernels {
@@ -232,6 +234,66 @@ void Products() {
               cuda::GemmLibrary::LibraryVersion().c_str());
 }
 
+// LoRA's products, by our kernels and by the library's fastest algorithms.
+void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths) {
+  const size_t workspace_bytes = 32 << 20;
+  const Buffer workspace(workspace_bytes, true);
+  std::unique_ptr<cuda::GemmLibrary> library;
+  Must(cuda::GemmLibrary::Create(workspace.as<void>(), workspace_bytes,
+                                 cuda::GemmLibrary::Fallback::kError, &library),
+       "library");
+  const int64_t in = 4096;
+  LoraLinears linears{};
+  int64_t rows = 0;
+  for (const int64_t w : widths) {
+    linears.column[linears.count] = rows;
+    linears.width[linears.count++] = w;
+    rows += w;
+  }
+  const int64_t R = linears.count * r;
+  const Buffer x(T * in * 2, true), y(T * rows * 2, true), u(T * R * 2, true), a(R * in * 2, true),
+      b(rows * r * 2, true), grad(std::max(rows * r, R * in) * 4, true), dx(T * in * 2, true);
+  const auto tuned = [&](const GemmArgs& g) { Must(library->Tune(g, 12, nullptr), "tune"); };
+  const auto run = [&](const GemmArgs& g) { Must(library->Gemm(g, nullptr), "gemm"); };
+  const auto report = [&](const char* what, double own, double theirs, double bytes) {
+    std::printf(
+        "lora T %-5lld r %-2lld %lld x %-5lld %-4s ours %7.1f us (%4.2f TB/s), library %7.1f us\n",
+        static_cast<long long>(T), static_cast<long long>(r), static_cast<long long>(linears.count),
+        static_cast<long long>(rows), what, 1e3 * own, 1e-9 * bytes / own, 1e3 * theirs);
+    std::fflush(stdout);
+  };
+  const auto compare = [&](const char* what, const auto& args, const auto& own, double bytes) {
+    ForEachProduct(args, 2, 2, tuned);
+    report(what, MedianMs([&] { Must(own(args, nullptr), what); }),
+           MedianMs([&] { ForEachProduct(args, 2, 2, run); }), bytes);
+  };
+  compare("up", LoraUpArgs{linears, u.as<void>(), b.as<void>(), y.as<void>(), T, r, rows, 2.f},
+          cuda::LoraUp, 4.0 * T * rows);
+  compare("back", LoraBackArgs{linears, y.as<void>(), b.as<void>(), u.as<void>(), T, r, rows, 2.f},
+          cuda::LoraBack, 2.0 * T * rows);
+  compare("grad",
+          LoraGradArgs{linears, y.as<void>(), u.as<void>(), grad.as<float>(), T, r, rows, 2.f},
+          cuda::LoraGrad, 2.0 * T * rows);
+  const auto skinny = [&](const char* what, const GemmArgs& g, double bytes) {
+    tuned(g);
+    report(what, MedianMs([&] { Must(cuda::SkinnyGemm(g, nullptr), what); }),
+           MedianMs([&] { run(g); }), bytes);
+  };
+  const Operand act = Operand::kAct, wt = Operand::kWt, f32 = Operand::kF32;
+  skinny("xA",
+         {false, true, T, R, in, 1, 0, x.as<void>(), in, a.as<void>(), in, u.as<void>(), R, act, wt,
+          act},
+         2.0 * T * in);
+  skinny("dA",
+         {true, false, R, in, T, 1, 1, u.as<void>(), R, x.as<void>(), in, grad.as<void>(), in, act,
+          act, f32},
+         2.0 * T * in);
+  skinny("dx",
+         {false, false, T, in, R, 1, 1, u.as<void>(), R, a.as<void>(), in, dx.as<void>(), in, act,
+          wt, act},
+         4.0 * T * in);
+}
+
 void Norm() {
   const int64_t T = 16384, H = 4096;
   const Buffer x(T * H * 2, true), y(T * H * 2, true), w(H * 2, true), rstd(T * 4, true);
@@ -259,6 +321,13 @@ int Main() {
   Attention(4, 4096, 32, 8, 128);
   Attention(1, 16384, 32, 8, 128);
   Attention(4, 2048, 14, 2, 64);
+  for (const int64_t T : {512, 4096}) {
+    Lora(T, 8, {4096, 1024, 1024});
+    Lora(T, 8, {4096});
+  }
+  Lora(4096, 16, {4096, 1024, 1024});
+  Lora(4096, 16, {14336, 14336});
+  Lora(4096, 64, {4096});
   Products();
   return 0;
 }

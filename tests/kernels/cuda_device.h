@@ -14,11 +14,13 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/rope.h"
+#include "kernels/lora_products.h"
 #include "tests/kernels/device.h"
 
 namespace soup::kernels {
@@ -107,7 +109,21 @@ class CudaDevice : public TestDevice {
   void Run(const SwigluBackwardArgs& a) override {
     Check(cuda::SwigluBackward(a, nullptr), "SwigluBackward");
   }
-  void Run(const GemmArgs& a) override { Check(gemm_->Gemm(a, nullptr), "Gemm"); }
+  void Run(const GemmArgs& a) override {
+    Check(cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, nullptr) : gemm_->Gemm(a, nullptr), "Gemm");
+  }
+  void Run(const LoraUpArgs& a) override {
+    if (!LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+    Check(cuda::LoraUp(a, nullptr), "LoraUp");
+  }
+  void Run(const LoraBackArgs& a) override {
+    if (!LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+    Check(cuda::LoraBack(a, nullptr), "LoraBack");
+  }
+  void Run(const LoraGradArgs& a) override {
+    if (!LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+    Check(cuda::LoraGrad(a, nullptr), "LoraGrad");
+  }
   void Run(const AxpyArgs& a) override { Check(cuda::Axpy(a, nullptr), "Axpy"); }
   void Run(const DropoutArgs& a) override { Check(cuda::Dropout(a, nullptr), "Dropout"); }
   void Run(const GatherActRowsArgs& a) override {
@@ -131,6 +147,12 @@ class CudaDevice : public TestDevice {
   static cuda::AttentionVariant Variant(const Args& a) {
     return {static_cast<int32_t>(a.window), a.soft_cap};
   }
+  // As the CUDA backend where LoRA's kernels do not take a shape.
+  template <typename Args>
+  void Products(const Args& args) {
+    ForEachProduct(args, 2, 2, [this](const GemmArgs& g) { Run(g); });
+  }
+
   static void Must(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
     std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));

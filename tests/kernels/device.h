@@ -50,6 +50,9 @@ class TestDevice {
   virtual void Run(const SwigluForwardArgs& args) = 0;
   virtual void Run(const SwigluBackwardArgs& args) = 0;
   virtual void Run(const GemmArgs& args) = 0;
+  virtual void Run(const LoraUpArgs& args) = 0;
+  virtual void Run(const LoraBackArgs& args) = 0;
+  virtual void Run(const LoraGradArgs& args) = 0;
   virtual void Run(const AxpyArgs& args) = 0;
   virtual void Run(const DropoutArgs& args) = 0;
   virtual void Run(const GatherActRowsArgs& args) = 0;

@@ -57,6 +57,9 @@ class WrappedDevice : public TestDevice {
   void Run(const SwigluForwardArgs& args) override { RunOrReplace(args); }
   void Run(const SwigluBackwardArgs& args) override { RunOrReplace(args); }
   void Run(const GemmArgs& args) override { RunOrReplace(args); }
+  void Run(const LoraUpArgs& args) override { RunOrReplace(args); }
+  void Run(const LoraBackArgs& args) override { RunOrReplace(args); }
+  void Run(const LoraGradArgs& args) override { RunOrReplace(args); }
   void Run(const AxpyArgs& args) override { RunOrReplace(args); }
   void Run(const DropoutArgs& args) override { RunOrReplace(args); }
   void Run(const GatherActRowsArgs& args) override { RunOrReplace(args); }
@@ -84,6 +87,7 @@ class WrappedDevice : public TestDevice {
       Replacement<HeadNormForwardArgs>, Replacement<HeadNormBackwardArgs>, Replacement<AddBiasArgs>,
       Replacement<RopeArgs>, Replacement<AttentionForwardArgs>, Replacement<AttentionBackwardArgs>,
       Replacement<SwigluForwardArgs>, Replacement<SwigluBackwardArgs>, Replacement<GemmArgs>,
+      Replacement<LoraUpArgs>, Replacement<LoraBackArgs>, Replacement<LoraGradArgs>,
       Replacement<AxpyArgs>, Replacement<DropoutArgs>, Replacement<GatherActRowsArgs>,
       Replacement<ScatterActRowsArgs>, Replacement<LossSliceArgs>, Replacement<LossTargetRowsArgs>,
       Replacement<LossFinishArgs>, Replacement<SumSquaresArgs>, Replacement<AdamWArgs>>

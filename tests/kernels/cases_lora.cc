@@ -1,0 +1,183 @@
+// LoRA's ops, and its plain products: a rank among their sizes.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/lora_products.h"
+#include "tests/kernels/cases.h"
+
+namespace soup::kernels {
+namespace {
+
+struct LoraCase {
+  int64_t T, r;
+  std::vector<int64_t> column, width;
+  int64_t ldy;
+
+  LoraLinears linears() const {
+    LoraLinears l{};
+    l.count = static_cast<int32_t>(width.size());
+    for (size_t m = 0; m < width.size(); ++m) {
+      l.column[m] = column[m];
+      l.width[m] = width[m];
+    }
+    return l;
+  }
+  int64_t c() const { return LoraColumns(r); }
+  int64_t columns() const { return static_cast<int64_t>(width.size()) * c(); }
+  int64_t rows() const {
+    int64_t n = 0;
+    for (const int64_t w : width) n += w;
+    return n;
+  }
+  // Calls fn(linear, its column j, the row of b) for every adapted column.
+  template <typename Fn>
+  void ForEachColumn(const Fn& fn) const {
+    int64_t row = 0;
+    for (size_t m = 0; m < width.size(); ++m) {
+      for (int64_t j = 0; j < width[m]; ++j) fn(static_cast<int64_t>(m), column[m] + j, row++);
+    }
+  }
+};
+
+constexpr float kScale = 0.75f;
+
+double Bound(const TestDevice& device, int64_t sum) {
+  return (4.0 + std::sqrt(static_cast<double>(sum))) * 0x1p-24 + 2 * device.epsilon();
+}
+
+std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c) {
+  Random random(seed);
+  const auto u = RoundTo(device.act(), random.Normals(c.T * c.columns()));
+  const auto b = RoundTo(device.wt(), random.Normals(c.rows() * c.r));
+  const auto before = RoundTo(device.act(), random.Normals(c.T * c.ldy));
+  const DeviceTensor du(device, device.act(), u), db(device, device.wt(), b),
+      dy(device, device.act(), before);
+  device.Run(LoraUpArgs{c.linears(), du.data(), db.data(), dy.data(), c.T, c.r, c.ldy, kScale});
+  auto expected = before;
+  for (int64_t t = 0; t < c.T; ++t) {
+    c.ForEachColumn([&](int64_t m, int64_t column, int64_t row) {
+      double sum = 0;
+      for (int64_t i = 0; i < c.r; ++i)
+        sum += u[t * c.columns() + m * c.c() + i] * b[row * c.r + i];
+      expected[t * c.ldy + column] += kScale * sum;
+    });
+  }
+  return {CompareL2("y", dy.Get(), expected, Bound(device, c.r))};
+}
+
+std::vector<Check> RunBack(TestDevice& device, uint64_t seed, const LoraCase& c) {
+  Random random(seed);
+  const auto dy = RoundTo(device.act(), random.Normals(c.T * c.ldy));
+  const auto b = RoundTo(device.wt(), random.Normals(c.rows() * c.r));
+  const DeviceTensor device_dy(device, device.act(), dy), db(device, device.wt(), b),
+      du(device, device.act(), std::vector<double>(c.T * c.columns(), NAN));
+  device.Run(
+      LoraBackArgs{c.linears(), device_dy.data(), db.data(), du.data(), c.T, c.r, c.ldy, kScale});
+  std::vector<double> expected(c.T * c.columns(), 0.0);
+  for (int64_t t = 0; t < c.T; ++t) {
+    c.ForEachColumn([&](int64_t m, int64_t column, int64_t row) {
+      for (int64_t i = 0; i < c.r; ++i) {
+        expected[t * c.columns() + m * c.c() + i] +=
+            kScale * dy[t * c.ldy + column] * b[row * c.r + i];
+      }
+    });
+  }
+  // Columns that fill a linear's up to whole vectors are nobody's.
+  auto got = du.Get();
+  for (int64_t i = 0; i < c.T * c.columns(); ++i) {
+    if (i % c.c() >= c.r) got[i] = 0;
+  }
+  return {CompareL2("du", got, expected, Bound(device, c.rows()))};
+}
+
+std::vector<Check> RunGrad(TestDevice& device, uint64_t seed, const LoraCase& c) {
+  Random random(seed);
+  const auto dy = RoundTo(device.act(), random.Normals(c.T * c.ldy));
+  const auto u = RoundTo(device.act(), random.Normals(c.T * c.columns()));
+  const auto before = RoundTo(Element::kF32, random.Normals(c.rows() * c.r));
+  const DeviceTensor device_dy(device, device.act(), dy), du(device, device.act(), u),
+      grad(device, Element::kF32, before);
+  device.Run(LoraGradArgs{c.linears(), device_dy.data(), du.data(), grad.as<float>(), c.T, c.r,
+                          c.ldy, kScale});
+  auto expected = before;
+  for (int64_t t = 0; t < c.T; ++t) {
+    c.ForEachColumn([&](int64_t m, int64_t column, int64_t row) {
+      for (int64_t i = 0; i < c.r; ++i) {
+        expected[row * c.r + i] +=
+            kScale * dy[t * c.ldy + column] * u[t * c.columns() + m * c.c() + i];
+      }
+    });
+  }
+  return {CompareL2("grad_b", grad.Get(), expected, (4.0 + std::sqrt(c.T)) * 0x1p-24)};
+}
+
+// dA [r, in] += du^T x in fp32, with du a column range.
+std::vector<Check> RunGradA(TestDevice& device, uint64_t seed, int64_t T, int64_t r, int64_t in) {
+  Random random(seed);
+  const int64_t ldu = r + 8;
+  const auto du = RoundTo(device.act(), random.Normals(T * ldu));
+  const auto x = RoundTo(device.act(), random.Normals(T * in));
+  const auto before = RoundTo(Element::kF32, random.Normals(r * in));
+  const DeviceTensor a(device, device.act(), du), b(device, device.act(), x),
+      c(device, Element::kF32, before);
+  device.Run(GemmArgs{.transpose_a = true,
+                      .transpose_b = false,
+                      .M = r,
+                      .N = in,
+                      .K = T,
+                      .alpha = kScale,
+                      .beta = 1,
+                      .A = a.data(),
+                      .lda = ldu,
+                      .B = b.data(),
+                      .ldb = in,
+                      .C = c.data(),
+                      .ldc = in,
+                      .a_type = Operand::kAct,
+                      .b_type = Operand::kAct,
+                      .c_type = Operand::kF32});
+  auto expected = before;
+  for (int64_t t = 0; t < T; ++t) {
+    for (int64_t i = 0; i < r; ++i) {
+      for (int64_t j = 0; j < in; ++j) {
+        expected[i * in + j] += kScale * du[t * ldu + i] * x[t * in + j];
+      }
+    }
+  }
+  return {CompareL2("grad_a", c.Get(), expected, (4.0 + std::sqrt(T)) * 0x1p-24)};
+}
+
+}  // namespace
+
+void AppendLoraCases(std::vector<OpCase>* cases) {
+  const LoraCase shapes[] = {
+      {64, 8, {0, 128, 192}, {128, 64, 64}, 256},
+      {130, 8, {0, 192}, {128, 64}, 264},  // one of three is not adapted
+      {33, 16, {0}, {192}, 192},
+      {2050, 24, {0, 64}, {64, 64}, 128},
+      {96, 32, {64}, {64}, 136},
+      {17, 48, {0, 64}, {64, 128}, 192},
+      {40, 64, {0}, {320}, 320},
+      {2100, 8, {0, 64}, {64, 320}, 384},
+      {5, 3, {0, 7}, {7, 5}, 12},  // by plain products everywhere
+      {20, 40, {8}, {64}, 80},
+  };
+  for (const LoraCase& c : shapes) {
+    const std::string name = "_T" + std::to_string(c.T) + "_r" + std::to_string(c.r) + "_" +
+                             std::to_string(c.width.size()) + "x" + std::to_string(c.rows());
+    cases->push_back({"lora_up" + name, 0, [=](auto& d, auto seed) { return RunUp(d, seed, c); }});
+    cases->push_back(
+        {"lora_back" + name, 0, [=](auto& d, auto seed) { return RunBack(d, seed, c); }});
+    cases->push_back(
+        {"lora_grad" + name, 0, [=](auto& d, auto seed) { return RunGrad(d, seed, c); }});
+  }
+  for (const int64_t r : {8, 16, 24, 48, 64}) {
+    for (const int64_t T : {64, 777}) {
+      cases->push_back({"lora_grad_a_T" + std::to_string(T) + "_r" + std::to_string(r), 0,
+                        [=](auto& d, auto seed) { return RunGradA(d, seed, T, r, 192); }});
+    }
+  }
+}
+
+}  // namespace soup::kernels
