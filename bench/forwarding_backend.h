@@ -72,9 +72,7 @@ class ForwardingBackend : public engine::Backend {
   void Nf4Dequant(const kernels::Nf4DequantArgs& a) override { next_.Nf4Dequant(a); }
   void RmsNormForward(const kernels::RmsNormForwardArgs& a) override { next_.RmsNormForward(a); }
   void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override { next_.RmsNormBackward(a); }
-  void HeadNormForward(const kernels::HeadNormForwardArgs& a) override {
-    next_.HeadNormForward(a);
-  }
+  void HeadNormForward(const kernels::HeadNormForwardArgs& a) override { next_.HeadNormForward(a); }
   void HeadNormBackward(const kernels::HeadNormBackwardArgs& a) override {
     next_.HeadNormBackward(a);
   }
@@ -90,6 +88,7 @@ class ForwardingBackend : public engine::Backend {
   void SwigluForward(const kernels::SwigluForwardArgs& a) override { next_.SwigluForward(a); }
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override { next_.SwigluBackward(a); }
   void Gemm(const kernels::GemmArgs& a) override { next_.Gemm(a); }
+  bool computes() const override { return next_.computes(); }
   bool chooses_gemms() const override { return next_.chooses_gemms(); }
   absl::StatusOr<engine::GemmPreparation> PrepareGemms(
       absl::Span<const kernels::GemmArgs> products,
@@ -106,6 +105,13 @@ class ForwardingBackend : public engine::Backend {
   void LossSlice(const kernels::LossSliceArgs& a) override { next_.LossSlice(a); }
   void LossTargetRows(const kernels::LossTargetRowsArgs& a) override { next_.LossTargetRows(a); }
   void LossFinish(const kernels::LossFinishArgs& a) override { next_.LossFinish(a); }
+  void Route(const kernels::RouteArgs& a) override { next_.Route(a); }
+  void RouteBackward(const kernels::RouteBackwardArgs& a) override { next_.RouteBackward(a); }
+  void ListExperts(const kernels::ListExpertsArgs& a) override { next_.ListExperts(a); }
+  void GatherEntries(const kernels::GatherEntriesArgs& a) override { next_.GatherEntries(a); }
+  void ScatterEntries(const kernels::ScatterEntriesArgs& a) override { next_.ScatterEntries(a); }
+  void EntryGrad(const kernels::EntryGradArgs& a) override { next_.EntryGrad(a); }
+  void AddF32(const kernels::AddF32Args& a) override { next_.AddF32(a); }
   void SumSquares(const kernels::SumSquaresArgs& a) override { next_.SumSquares(a); }
   void AdamW(const kernels::AdamWArgs& a) override { next_.AdamW(a); }
   void NarrowToBf16(const float* src, void* dst, int64_t n) override {

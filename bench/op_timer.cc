@@ -183,6 +183,27 @@ void OpTimer::LossTargetRows(const kernels::LossTargetRowsArgs& a) {
 void OpTimer::LossFinish(const kernels::LossFinishArgs& a) {
   Timed(OpClass::kLoss, [&] { next().LossFinish(a); });
 }
+void OpTimer::Route(const kernels::RouteArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().Route(a); });
+}
+void OpTimer::RouteBackward(const kernels::RouteBackwardArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().RouteBackward(a); });
+}
+void OpTimer::ListExperts(const kernels::ListExpertsArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().ListExperts(a); });
+}
+void OpTimer::GatherEntries(const kernels::GatherEntriesArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().GatherEntries(a); });
+}
+void OpTimer::ScatterEntries(const kernels::ScatterEntriesArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().ScatterEntries(a); });
+}
+void OpTimer::EntryGrad(const kernels::EntryGradArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().EntryGrad(a); });
+}
+void OpTimer::AddF32(const kernels::AddF32Args& a) {
+  Timed(OpClass::kElementwise, [&] { next().AddF32(a); });
+}
 void OpTimer::SumSquares(const kernels::SumSquaresArgs& a) {
   Timed(OpClass::kOptimizer, [&] { next().SumSquares(a); });
 }

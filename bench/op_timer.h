@@ -79,6 +79,13 @@ class OpTimer final : public ForwardingBackend {
   void LossSlice(const kernels::LossSliceArgs& a) override;
   void LossTargetRows(const kernels::LossTargetRowsArgs& a) override;
   void LossFinish(const kernels::LossFinishArgs& a) override;
+  void Route(const kernels::RouteArgs& a) override;
+  void RouteBackward(const kernels::RouteBackwardArgs& a) override;
+  void ListExperts(const kernels::ListExpertsArgs& a) override;
+  void GatherEntries(const kernels::GatherEntriesArgs& a) override;
+  void ScatterEntries(const kernels::ScatterEntriesArgs& a) override;
+  void EntryGrad(const kernels::EntryGradArgs& a) override;
+  void AddF32(const kernels::AddF32Args& a) override;
   void SumSquares(const kernels::SumSquaresArgs& a) override;
   void AdamW(const kernels::AdamWArgs& a) override;
   void NarrowToBf16(const float* src, void* dst, int64_t n) override;

@@ -315,6 +315,70 @@ struct LossFinishArgs {
   float soft_cap = 0;
 };
 
+// Mixture of experts. A token's choices are entries t * k + j: its j-th expert.
+
+// Softmax over E logits, then the k largest (of equals the lowest index) in descending order;
+// divided by their sum when `normalise`.
+struct RouteArgs {
+  const float* logits;  // [T, lde], E columns of it
+  int32_t* experts;     // [T, k]
+  float* weights;       // [T, k]
+  int64_t T, E, lde, k;
+  bool normalise;
+};
+// d_logits act [T, lde] (columns from E on: 0) from d_weights; logits, experts and weights as
+// above.
+struct RouteBackwardArgs {
+  const float* logits;
+  const int32_t* experts;
+  const float* weights;
+  const float* d_weights;  // [T, k]
+  void* d_logits;
+  int64_t T, E, lde, k;
+  bool normalise;
+};
+// Entries of each expert in ascending order: counts[e] of them from lists + e * T.
+struct ListExpertsArgs {
+  const int32_t* experts;  // [T, k], distinct in a row
+  int32_t* lists;          // [E, T]
+  int32_t* counts;         // [E]
+  int64_t T, E, k;
+};
+// y[i, :] = x[entries[i] / k, :] for i < n; 0 for n <= i < rows.
+struct GatherEntriesArgs {
+  const void* x;           // act [T, H]
+  const int32_t* entries;  // [n]
+  void* y;                 // act [rows, H]
+  int64_t n, rows, H, k;
+};
+// y[entries[i] / k, :] += weights[entries[i]] * x[i, :]; weights null: 1. Tokens are distinct.
+struct ScatterEntriesArgs {
+  const void* x;           // act [n, H]
+  const int32_t* entries;  // [n]
+  const float* weights;    // [T, k]
+  float* y;                // fp32 [T, H]
+  int64_t n, H, k;
+};
+// With a = f(gate) * up of row i: d_weights[entries[i]] = sum(d_act[i, :] * a), then d_act[i, :] *=
+// weights[entries[i]]. What an entry's weight scales is the down projection's output, whose product
+// with its gradient is that of the projection's input with d_act: no output is needed.
+struct EntryGradArgs {
+  const void* gate_up;  // act [n, 2 I]
+  void* d_act;          // act [n, I]
+  const int32_t* entries;
+  const float* weights;  // [T, k]
+  float* d_weights;      // [T, k]
+  int64_t n, I;
+  GateActivation gate = GateActivation::kSilu;
+};
+// y = (accumulate ? y : 0) + x, x fp32, y act.
+struct AddF32Args {
+  const float* x;
+  void* y;
+  int64_t n;
+  bool accumulate;
+};
+
 // Sum of squares of n fp32 values in fixed order (blocks of 1024, partial sums in double, blocks
 // summed in order); result[0] = sum. Not finite when any input is not finite.
 struct SumSquaresArgs {

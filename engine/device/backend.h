@@ -138,6 +138,8 @@ class Backend {
   virtual void SwigluForward(const kernels::SwigluForwardArgs& args) = 0;
   virtual void SwigluBackward(const kernels::SwigluBackwardArgs& args) = 0;
   virtual void Gemm(const kernels::GemmArgs& args) = 0;
+  // False for a backend that runs nothing: what it copies to the host is not written.
+  virtual bool computes() const { return true; }
   // Whether products run by algorithms that PrepareGemms must have chosen.
   virtual bool chooses_gemms() const = 0;
   // Before a run: makes sure that each of these products (pointers and alpha do not matter) has an
@@ -160,6 +162,13 @@ class Backend {
   virtual void LossSlice(const kernels::LossSliceArgs& args) = 0;
   virtual void LossTargetRows(const kernels::LossTargetRowsArgs& args) = 0;
   virtual void LossFinish(const kernels::LossFinishArgs& args) = 0;
+  virtual void Route(const kernels::RouteArgs& args) = 0;
+  virtual void RouteBackward(const kernels::RouteBackwardArgs& args) = 0;
+  virtual void ListExperts(const kernels::ListExpertsArgs& args) = 0;
+  virtual void GatherEntries(const kernels::GatherEntriesArgs& args) = 0;
+  virtual void ScatterEntries(const kernels::ScatterEntriesArgs& args) = 0;
+  virtual void EntryGrad(const kernels::EntryGradArgs& args) = 0;
+  virtual void AddF32(const kernels::AddF32Args& args) = 0;
   virtual void SumSquares(const kernels::SumSquaresArgs& args) = 0;
   virtual void AdamW(const kernels::AdamWArgs& args) = 0;
   // dst[i] = src[i] rounded to bf16, to nearest even: the operand copy of fp32 weights where

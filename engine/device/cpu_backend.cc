@@ -18,6 +18,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/loss.h"
+#include "kernels/cpu/moe.h"
 #include "kernels/cpu/nf4_dequant.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
@@ -181,6 +182,19 @@ class CpuBackend final : public Backend {
     cpu::LossTargetRows(a, context_);
   }
   void LossFinish(const kernels::LossFinishArgs& a) override { cpu::LossFinish(a, context_); }
+  void Route(const kernels::RouteArgs& a) override { cpu::Route(a, context_); }
+  void RouteBackward(const kernels::RouteBackwardArgs& a) override {
+    cpu::RouteBackward(a, context_);
+  }
+  void ListExperts(const kernels::ListExpertsArgs& a) override { cpu::ListExperts(a, context_); }
+  void GatherEntries(const kernels::GatherEntriesArgs& a) override {
+    cpu::GatherEntries(a, context_);
+  }
+  void ScatterEntries(const kernels::ScatterEntriesArgs& a) override {
+    cpu::ScatterEntries(a, context_);
+  }
+  void EntryGrad(const kernels::EntryGradArgs& a) override { cpu::EntryGrad(a, context_); }
+  void AddF32(const kernels::AddF32Args& a) override { cpu::AddF32(a, context_); }
   void SumSquares(const kernels::SumSquaresArgs& a) override { cpu::SumSquares(a, context_); }
   void AdamW(const kernels::AdamWArgs& a) override { cpu::AdamW(a, context_); }
   void NarrowToBf16(const float* src, void* dst, int64_t n) override {

@@ -8,6 +8,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
+#include "kernels/cuda/moe.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/optimizer.h"
@@ -62,13 +63,16 @@ void CudaOps::AddBias(const kernels::AddBiasArgs& a) {
 }
 void CudaOps::Rope(const kernels::RopeArgs& a) { Told(cuda::Rope(a, compute_.get()), "Rope"); }
 void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
-  const auto tiles = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
+  const auto tiles =
+      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
   if (!Keep(tiles.status()).ok()) return;
-  Told(cuda::AttentionForward(a, Variant(a), *tiles, attention_, compute_.get()), "AttentionForward");
+  Told(cuda::AttentionForward(a, Variant(a), *tiles, attention_, compute_.get()),
+       "AttentionForward");
 }
 void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
                                 const AttentionScratch& scratch) {
-  const auto found = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
+  const auto found =
+      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
   if (!Keep(found.status()).ok()) return;
   cuda::AttentionTiles tiles = *found;
   const int64_t group = a.Hq / a.Hkv;
@@ -77,7 +81,8 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
   while (split > 1 && (group + split - 1) / split * (split - 1) >= group) --split;
   tiles.kv_split = static_cast<int32_t>(split);
   tiles.partials = scratch.partials;
-  Told(cuda::AttentionBackward(a, Variant(a), tiles, attention_, compute_.get()), "AttentionBackward");
+  Told(cuda::AttentionBackward(a, Variant(a), tiles, attention_, compute_.get()),
+       "AttentionBackward");
 }
 void CudaOps::SwigluForward(const kernels::SwigluForwardArgs& a) {
   Told(cuda::SwigluForward(a, compute_.get()), "SwigluForward");
@@ -139,6 +144,25 @@ void CudaOps::LossTargetRows(const kernels::LossTargetRowsArgs& a) {
 }
 void CudaOps::LossFinish(const kernels::LossFinishArgs& a) {
   Told(cuda::LossFinish(a, compute_.get()), "LossFinish");
+}
+void CudaOps::Route(const kernels::RouteArgs& a) { Told(cuda::Route(a, compute_.get()), "Route"); }
+void CudaOps::RouteBackward(const kernels::RouteBackwardArgs& a) {
+  Told(cuda::RouteBackward(a, compute_.get()), "RouteBackward");
+}
+void CudaOps::ListExperts(const kernels::ListExpertsArgs& a) {
+  Told(cuda::ListExperts(a, compute_.get()), "ListExperts");
+}
+void CudaOps::GatherEntries(const kernels::GatherEntriesArgs& a) {
+  Told(cuda::GatherEntries(a, compute_.get()), "GatherEntries");
+}
+void CudaOps::ScatterEntries(const kernels::ScatterEntriesArgs& a) {
+  Told(cuda::ScatterEntries(a, compute_.get()), "ScatterEntries");
+}
+void CudaOps::EntryGrad(const kernels::EntryGradArgs& a) {
+  Told(cuda::EntryGrad(a, compute_.get()), "EntryGrad");
+}
+void CudaOps::AddF32(const kernels::AddF32Args& a) {
+  Told(cuda::AddF32(a, compute_.get()), "AddF32");
 }
 void CudaOps::SumSquares(const kernels::SumSquaresArgs& a) {
   Told(cuda::SumSquares(a, partial_sums_, compute_.get()), "SumSquares");

@@ -48,6 +48,13 @@ class CudaOps : public Backend {
   void LossSlice(const kernels::LossSliceArgs& args) override;
   void LossTargetRows(const kernels::LossTargetRowsArgs& args) override;
   void LossFinish(const kernels::LossFinishArgs& args) override;
+  void Route(const kernels::RouteArgs& args) override;
+  void RouteBackward(const kernels::RouteBackwardArgs& args) override;
+  void ListExperts(const kernels::ListExpertsArgs& args) override;
+  void GatherEntries(const kernels::GatherEntriesArgs& args) override;
+  void ScatterEntries(const kernels::ScatterEntriesArgs& args) override;
+  void EntryGrad(const kernels::EntryGradArgs& args) override;
+  void AddF32(const kernels::AddF32Args& args) override;
   void SumSquares(const kernels::SumSquaresArgs& args) override;
   void AdamW(const kernels::AdamWArgs& args) override;
   void NarrowToBf16(const float* src, void* dst, int64_t n) override;

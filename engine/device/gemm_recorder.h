@@ -65,6 +65,7 @@ class GemmRecorder final : public Backend {
   void SwigluForward(const kernels::SwigluForwardArgs&) override {}
   void SwigluBackward(const kernels::SwigluBackwardArgs&) override {}
   void Gemm(const kernels::GemmArgs& args) override;
+  bool computes() const override { return false; }
   bool chooses_gemms() const override { return false; }
   absl::StatusOr<GemmPreparation> PrepareGemms(absl::Span<const kernels::GemmArgs>,
                                                const std::function<absl::Status()>&) override {
@@ -80,6 +81,13 @@ class GemmRecorder final : public Backend {
   void LossSlice(const kernels::LossSliceArgs&) override {}
   void LossTargetRows(const kernels::LossTargetRowsArgs&) override {}
   void LossFinish(const kernels::LossFinishArgs&) override {}
+  void Route(const kernels::RouteArgs&) override {}
+  void RouteBackward(const kernels::RouteBackwardArgs&) override {}
+  void ListExperts(const kernels::ListExpertsArgs&) override {}
+  void GatherEntries(const kernels::GatherEntriesArgs&) override {}
+  void ScatterEntries(const kernels::ScatterEntriesArgs&) override {}
+  void EntryGrad(const kernels::EntryGradArgs&) override {}
+  void AddF32(const kernels::AddF32Args&) override {}
   void SumSquares(const kernels::SumSquaresArgs&) override {}
   void AdamW(const kernels::AdamWArgs&) override {}
   void NarrowToBf16(const float*, void*, int64_t) override {}

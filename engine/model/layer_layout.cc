@@ -250,6 +250,7 @@ int64_t LargestGroupElements(const ModelSpec& spec) {
     if (spec.has_dense_layers()) look(MakeGroupShape(spec, group));
     if (spec.has_sparse_layers()) look(MakeExpertShape(spec, group));
   }
+  if (spec.has_sparse_layers()) look({spec.experts.count, spec.hidden});  // the router
   return most;
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "engine/base/arena_layout.h"
 #include "engine/model/model_spec.h"
+#include "engine/plan/expert_buffers.h"
 
 namespace soup::engine {
 
@@ -179,7 +180,7 @@ struct AttentionBlock {
   int64_t bytes = 0;
 };
 struct MlpBlock {
-  int64_t gate_up = 0;   // act [T, 2 I]
+  int64_t gate_up = 0;   // act [T, 2 I]; of experts: their rows one expert after the other
   int64_t low_rank = 0;  // act [MLP targets, T, r]
   int64_t bytes = 0;
 };
@@ -197,7 +198,7 @@ inline AttentionBlock MakeAttentionBlock(const ModelSpec& model, int64_t tokens,
 inline MlpBlock MakeMlpBlock(const ModelSpec& model, int64_t tokens, int64_t low_rank,
                              int64_t act) {
   MlpBlock b;
-  b.low_rank = b.gate_up + ArenaRoundUp(tokens * 2 * model.intermediate * act);
+  b.low_rank = b.gate_up + ArenaRoundUp(GateUpElements(model, tokens, act) * act);
   b.bytes = b.low_rank + ArenaRoundUp(tokens * low_rank * act);
   return b;
 }

@@ -32,9 +32,36 @@ constexpr double kUpdateBytesPerElement = 4 + 28 + 6;
 
 double Rate(double measured, double unmeasured) { return measured > 0 ? measured : unmeasured; }
 
-double Elements(const ModelSpec& model, Group g) {
-  const GroupShape shape = MakeGroupShape(model, g);
+double Elements(const GroupShape& shape) {
   return static_cast<double>(shape.rows) * static_cast<double>(shape.cols);
+}
+
+// Means over the layers of a group's weights: those that a token's product runs through (of experts
+// the chosen ones), and those that a visit makes operands of (every expert).
+double SparseShare(const ModelSpec& model) {
+  double sparse = 0;
+  for (int64_t l = 0; l < model.layers; ++l) sparse += model.kind(l).sparse ? 1 : 0;
+  return model.layers > 0 ? sparse / static_cast<double>(model.layers) : 0;
+}
+double Mean(const ModelSpec& model, Group g, int64_t experts) {
+  const double dense = Elements(MakeGroupShape(model, g));
+  if (!IsMlpGroup(g) || !model.has_sparse_layers()) return dense;
+  const double share = SparseShare(model);
+  return (1 - share) * dense +
+         share * static_cast<double>(experts) * Elements(MakeExpertShape(model, g));
+}
+double Elements(const ModelSpec& model, Group g) { return Mean(model, g, model.experts.per_token); }
+double OperandElements(const ModelSpec& model, Group g) {
+  return Mean(model, g, model.experts.count);
+}
+// Keys that a query sees of a sequence, mean over the layers; without windows half of it.
+double MeanKeys(const ModelSpec& model, double length) {
+  double keys = 0;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const double window = static_cast<double>(model.kind(l).window);
+    keys += window > 0 && window < length ? window - window * window / (2 * length) : length / 2;
+  }
+  return model.layers > 0 ? keys / static_cast<double>(model.layers) : length / 2;
 }
 
 }  // namespace
@@ -64,7 +91,7 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   const double h = static_cast<double>(model_.hidden);
   const double q = static_cast<double>(model_.q_width());
   const double nq = static_cast<double>(model_.qkv_width());
-  const double inner = static_cast<double>(model_.intermediate);
+  const double inner = Elements(model_, Group::kDown) / h;  // of experts: the chosen ones' widths
   const double qkv_o = Elements(model_, Group::kQkv) + Elements(model_, Group::kO);
   const double gate_up = Elements(model_, Group::kGateUp);
   const double all = qkv_o + gate_up + Elements(model_, Group::kDown);
@@ -74,7 +101,7 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   const auto moved = [&](double elements) { return t * elements * act_ / traffic; };
   // Scores and values, half of the square: causal. The backward: 2.5 times that.
   const double length = t / std::max(item.sequences, 1);
-  const double attention_flops = 2 * t * length * q;
+  const double attention_flops = 4 * t * MeanKeys(model_, length) * q;
   const double blind = attention_flops / kAttentionShare;
   const auto attention = [&](const std::vector<MeasuredRate>& rates, double times) {
     const double rate = RateAt(rates, static_cast<int64_t>(length));
@@ -133,11 +160,11 @@ void PassForecaster::CountLora(const PassJob& job, double t, bool train) {
 // What a visit pays once, however many items it serves, and what the pass pays once.
 void PassForecaster::CountOnce(const std::vector<PassJob>& jobs) {
   double all = 0;
-  for (int g = 0; g < kGroups; ++g) all += Elements(model_, static_cast<Group>(g));
+  for (int g = 0; g < kGroups; ++g) all += OperandElements(model_, static_cast<Group>(g));
   if (!in_place_) {
     const double rate = Rate(profile_.dequant_bytes_per_second, kUnmeasuredBytesPerSecond) / wt_;
     const double launch = profile_.launch_seconds;
-    const double again = Elements(model_, Group::kQkv) + Elements(model_, Group::kO);
+    const double again = OperandElements(model_, Group::kQkv) + OperandElements(model_, Group::kO);
     seconds_.forward += all / rate + kModules * launch;
     seconds_.attention_again += again / rate + 4 * launch;
     if (wt_ == 4) seconds_.loss += static_cast<double>(model_.vocab * model_.hidden) / rate;

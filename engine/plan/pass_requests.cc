@@ -177,17 +177,32 @@ class Planner {
       RequestKept(i, kKeptMlp, kRingMlp, &LayerBand::mlp, mlp);
       RequestItemBackward(i, t, attention);
     }
-    const int64_t inner = model_.intermediate;
     for (int32_t b = 0; b < static_cast<int32_t>(bands_.size()); ++b) {
       const bool kept = item.train && bands_[b].attention != Home::kRecompute;
-      AddForward(OwnInBand(i, kItemWork, b), "forward",
-                 t * (kept ? inner : std::max(model_.q_width(), inner)) * act, b);
+      AddForward(OwnInBand(i, kItemWork, b), "forward", WorkElements(model_, t, !kept, act) * act,
+                 b);
+      RequestExperts(i, t, b, item.train);
     }
     AddLoss(Own(i, kItemHeadHidden), t * h * act);
     AddLoss(Own(i, kItemHeadStats), 5 * t * kF32Bytes);
     if (!item.train) return;
     AddLoss(Own(i, kItemHeadGrad), t * h * kF32Bytes);
     AddLoss(Own(i, kItemTargetRow), t * h * element_.wt);
+  }
+
+  // What the experts of a band's sparse layers need of an item.
+  void RequestExperts(int64_t i, int64_t t, int32_t b, bool train) {
+    if (!model_.has_sparse_layers()) return;
+    const int64_t act = element_.act, hidden = t * model_.hidden;
+    const int64_t routing = MakeRoutingBlock(model_, t, act).bytes;
+    const char* what = "experts";
+    AddForward(OwnInBand(i, kForwardExpertHidden, b), what, hidden * act, b);
+    AddForward(OwnInBand(i, kForwardExpertSum, b), what, hidden * kF32Bytes, b);
+    AddForward(OwnInBand(i, kForwardRouting, b), what, routing, b);
+    if (!train) return;
+    AddBackward(OwnInBand(i, kBackwardExpertHidden, b), what, hidden * act, b);
+    AddBackward(OwnInBand(i, kBackwardExpertSum, b), what, hidden * kF32Bytes, b);
+    AddBackward(OwnInBand(i, kBackwardRouting, b), what, routing, b);
   }
 
   void RequestBoundaries(const PassItem& item, int64_t i) {
@@ -237,7 +252,7 @@ class Planner {
     }
     for (int32_t b = 0; b < static_cast<int32_t>(bands_.size()); ++b) {
       AddBackward(OwnInBand(i, kItemBackWork, b), "backward",
-                  t * std::max(model_.q_width(), model_.intermediate) * act, b);
+                  WorkElements(model_, t, true, act) * act, b);
       if (bands_[b].attention != Home::kRecompute) continue;
       AddBackward(OwnInBand(i, kAgainAttention, b), "recomputed activations", attention_block, b);
     }
@@ -275,8 +290,11 @@ class Planner {
     const int32_t qkv = time_.Forward(b, kForwardQkv), gate_up = time_.Forward(b, kForwardGateUp);
     Add(SharedInBand(kForwardQkvOut, b), "forward", attention * model_.qkv_row() * act, qkv, qkv);
     Add(SharedInBand(kForwardLse, b), "forward", attention * model_.heads * kF32Bytes, qkv, qkv);
-    Add(SharedInBand(kForwardGateUpOut, b), "forward", mlp * 2 * model_.intermediate * act, gate_up,
-        gate_up);
+    Add(SharedInBand(kForwardGateUpOut, b), "forward",
+        GateUpScratchElements(model_, mlp, act) * act, gate_up, gate_up);
+    if (model_.has_sparse_layers()) {
+      add(kForwardExpertRows, ExpertRows(t, act) * model_.hidden * act);
+    }
   }
 
   void RequestLoss() {
@@ -301,7 +319,11 @@ class Planner {
     add(kBackwardDLowRank, t * largest_.train_rank * act);
     add(kBackwardDropped, largest_.dropped * act);
     add(kBackwardDDropped, largest_.dropped * act);
-    add_in(kBackwardGateUpIn, (mlp_again ? t * 2 * inner : 0) * act, kBackwardGateUp);
+    if (model_.has_sparse_layers()) {
+      add(kBackwardExpertRows, ExpertRows(t, act) * model_.hidden * act);
+    }
+    add_in(kBackwardGateUpIn, (mlp_again ? GateUpScratchElements(model_, t, act) : 0) * act,
+           kBackwardGateUp);
     add_in(kBackwardMlpLowRank, (mlp_again ? largest_.mlp_low_rank : 0) * act, kBackwardGateUp);
     add_in(kBackwardAct, largest_.down_tokens * inner * act, kBackwardGateUp);
     add_in(kBackwardDQkv, t * model_.qkv_width() * act, kBackwardQkv);

@@ -6,6 +6,7 @@
 
 #include "engine/base/status_macros.h"
 #include "engine/model/rope_table.h"
+#include "engine/plan/expert_buffers.h"
 #include "engine/plan/pass_buffers.h"
 
 namespace soup::engine {
@@ -25,7 +26,10 @@ int64_t LowRankWidthOf(const LoraOnDevice& lora) {
 
 DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items,
                            void* weight_scratch)
-    : env_(env), items_(*items), weight_scratch_(weight_scratch) {
+    : env_(env),
+      items_(*items),
+      weight_scratch_(weight_scratch),
+      sparse_(env, items, weight_scratch) {
   for (const PassItemState& item : items_) {
     const int64_t r = LowRankWidthOf(*item.lora);
     largest_.tokens = std::max(largest_.tokens, item.T);
@@ -85,8 +89,8 @@ absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
   const int64_t act = env_.act_bytes;
   for (PassItemState& item : items_) {
     const bool kept = item.train && band.attention != Home::kRecompute;
-    const int64_t width = kept ? m.intermediate : std::max(m.q_width(), m.intermediate);
-    SOUP_ASSIGN_OR_RETURN(item.work, TakeOwn(item, kItemWork, item.T * width, act));
+    SOUP_ASSIGN_OR_RETURN(item.work,
+                          TakeOwn(item, kItemWork, WorkElements(m, item.T, !kept, act), act));
   }
   SOUP_ASSIGN_OR_RETURN(scratch_.hidden,
                         TakeShared(owners, kForwardHidden, largest_.tokens * m.hidden, act));
@@ -99,7 +103,7 @@ absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
   SOUP_ASSIGN_OR_RETURN(scratch_.low_rank, TakeShared(owners, kForwardLowRank, unkept * rank, act));
   SOUP_ASSIGN_OR_RETURN(scratch_.lora.dropped,
                         TakeShared(owners, kForwardDropped, largest_.dropped, act));
-  return absl::OkStatus();
+  return sparse_.Begin(/*backward=*/false, index, owners);
 }
 
 void DecoderLayer::EndForward() {
@@ -145,9 +149,25 @@ absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab
   return absl::OkStatus();
 }
 
+absl::Status DecoderLayer::ForwardSparse(int64_t layer, const std::byte* slab,
+                                         const SlabDone& slab_done) {
+  std::vector<ArenaBuffer> owners;
+  const int64_t elements =
+      GateUpScratchElements(env_.spec, UnkeptTokens(band_.mlp), env_.act_bytes);
+  SparseMlp::Scratch scratch;
+  SOUP_ASSIGN_OR_RETURN(scratch.gate_up,
+                        TakeShared(owners, kForwardGateUpOut, elements, env_.act_bytes));
+  const auto middle = [](const PassItemState& item) -> const std::byte* {
+    return item.kept.has_attention() ? item.kept.middle : item.output;
+  };
+  SOUP_RETURN_IF_ERROR(sparse_.Forward(layer, slab, middle, scratch));
+  return slab_done();
+}
+
 absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
                                       const SlabDone& slab_done) {
   const ModelSpec& m = env_.spec;
+  if (m.kind(layer).sparse) return ForwardSparse(layer, slab, slab_done);
   const auto activations = [](const PassItemState& item) {
     LayerActivations a = item.kept;
     if (!a.has_attention()) a.middle = item.output;
@@ -155,9 +175,11 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
   };
   {
     std::vector<ArenaBuffer> owners;
-    SOUP_ASSIGN_OR_RETURN(std::byte * gate_up,
-                          TakeShared(owners, kForwardGateUpOut,
-                                     UnkeptTokens(band_.mlp) * 2 * m.intermediate, env_.act_bytes));
+    SOUP_ASSIGN_OR_RETURN(
+        std::byte * gate_up,
+        TakeShared(owners, kForwardGateUpOut,
+                   GateUpScratchElements(m, UnkeptTokens(band_.mlp), env_.act_bytes),
+                   env_.act_bytes));
     const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kGateUp, weight_scratch_);
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);

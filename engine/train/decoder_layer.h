@@ -26,6 +26,7 @@
 #include "engine/train/group_weight.h"
 #include "engine/train/lora.h"
 #include "engine/train/pass_item.h"
+#include "engine/train/sparse_mlp.h"
 
 namespace soup::engine {
 
@@ -124,6 +125,8 @@ class DecoderLayer {
                       const GroupWeight& w, const LayerActivations& a);
   void BackwardQkv(const PassItemState& item, int64_t layer, const std::byte* slab,
                    const GroupWeight& w, const LayerActivations& a, std::byte* d_qkv, float* delta);
+  absl::Status ForwardSparse(int64_t layer, const std::byte* slab, const SlabDone& slab_done);
+  absl::Status BackwardSparse(int64_t layer, const std::byte* slab);
   // What the backward of the visit reads: attention kept or made again, the MLP where kept.
   static LayerActivations BackwardActivations(const PassItemState& item) {
     LayerActivations a = item.kept.has_attention() ? item.kept : item.again;
@@ -139,6 +142,7 @@ class DecoderLayer {
   LayerBand band_;
   int32_t band_index_ = 0;
   Scratch scratch_;
+  SparseMlp sparse_;
 };
 
 }  // namespace soup::engine

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/base/status_macros.h"
+#include "engine/plan/expert_buffers.h"
 #include "engine/plan/pass_buffers.h"
 #include "engine/train/decoder_layer.h"
 
@@ -16,8 +17,8 @@ absl::Status DecoderLayer::BeginBackward(const LayerBand& band, int32_t index) {
   const int64_t act = env_.act_bytes, t = largest_.train_tokens;
   for (PassItemState& item : items_) {
     if (!item.train) continue;
-    const int64_t width = std::max(m.q_width(), m.intermediate);
-    SOUP_ASSIGN_OR_RETURN(item.back_work, TakeOwn(item, kItemBackWork, item.T * width, act));
+    SOUP_ASSIGN_OR_RETURN(item.back_work,
+                          TakeOwn(item, kItemBackWork, WorkElements(m, item.T, true, act), act));
     if (band.attention != Home::kRecompute) continue;
     SOUP_ASSIGN_OR_RETURN(std::byte * again,
                           TakeOwn(item, kAgainAttention, AttentionBlockBytes(env_, item), 1));
@@ -33,7 +34,7 @@ absl::Status DecoderLayer::BeginBackward(const LayerBand& band, int32_t index) {
                         TakeShared(owners, kBackwardDropped, largest_.dropped, act));
   SOUP_ASSIGN_OR_RETURN(scratch_.lora.d_dropped,
                         TakeShared(owners, kBackwardDDropped, largest_.dropped, act));
-  return absl::OkStatus();
+  return sparse_.Begin(/*backward=*/true, index, owners);
 }
 
 void DecoderLayer::EndBackward() {
@@ -68,8 +69,25 @@ void DecoderLayer::RecomputeAttention(int64_t layer, const std::byte* slab) {
   }
 }
 
+absl::Status DecoderLayer::BackwardSparse(int64_t layer, const std::byte* slab) {
+  std::vector<ArenaBuffer> owners;
+  SparseMlp::Scratch scratch;
+  scratch.d_hidden = scratch_.d_hidden;
+  if (band_.mlp == Home::kRecompute) {
+    const int64_t elements =
+        GateUpScratchElements(env_.spec, largest_.train_tokens, env_.act_bytes);
+    SOUP_ASSIGN_OR_RETURN(scratch.gate_up,
+                          TakeShared(owners, kBackwardGateUpIn, elements, env_.act_bytes));
+  }
+  const auto middle = [](const PassItemState& item) -> const std::byte* {
+    return BackwardActivations(item).middle;
+  };
+  return sparse_.Backward(layer, slab, middle, scratch);
+}
+
 absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
   const ModelSpec& m = env_.spec;
+  if (m.kind(layer).sparse) return BackwardSparse(layer, slab);
   GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kDown, weight_scratch_);
   const std::byte* out_norm = slab + env_.layout(layer).mlp_out_norm_offset;
   for (const PassItemState& item : items_) {
@@ -81,9 +99,11 @@ absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
   std::vector<ArenaBuffer> owners;
   LayerActivations mlp_again;
   if (band_.mlp == Home::kRecompute) {
-    SOUP_ASSIGN_OR_RETURN(mlp_again.gate_up,
-                          TakeShared(owners, kBackwardGateUpIn,
-                                     largest_.train_tokens * 2 * m.intermediate, env_.act_bytes));
+    SOUP_ASSIGN_OR_RETURN(
+        mlp_again.gate_up,
+        TakeShared(owners, kBackwardGateUpIn,
+                   GateUpScratchElements(m, largest_.train_tokens, env_.act_bytes),
+                   env_.act_bytes));
     SOUP_ASSIGN_OR_RETURN(
         mlp_again.mlp_low_rank,
         TakeShared(owners, kBackwardMlpLowRank, largest_.mlp_low_rank, env_.act_bytes));

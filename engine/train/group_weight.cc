@@ -56,6 +56,28 @@ GroupWeight MakeGroupWeight(const PassEnv& env, int64_t layer, const std::byte* 
   return w;
 }
 
+GroupWeight MakeExpertWeight(const PassEnv& env, int64_t layer, const std::byte* slab,
+                             int64_t expert, Group group, void* scratch) {
+  const ExpertsLayout& experts = env.layout(layer).experts;
+  const GroupShape shape = MakeExpertShape(env.spec, group);
+  const std::byte* bf16 = nullptr;
+  for (size_t part = 0; part < experts.first.size(); ++part) {
+    if (experts.first[part].group != group) continue;
+    const MatrixLayout m = experts.matrix(expert, static_cast<int>(part));
+    if (env.format != BaseFormat::kBf16) {
+      Dequantise(env, slab, m, At(scratch, m.group_row * m.cols, env.wt_bytes));
+    } else if (m.group_row == 0) {
+      bf16 = slab + m.data_offset;  // gate and up lie row after row without a gap
+    }
+  }
+  if (bf16 != nullptr) return MakeBf16Weight(env, bf16, shape.rows, shape.cols, scratch);
+  GroupWeight w;
+  w.rows = shape.rows;
+  w.cols = shape.cols;
+  w.data = scratch;
+  return w;
+}
+
 void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeight& w, void* y,
                    int64_t ldy, const void* residual) {
   GemmArgs g;

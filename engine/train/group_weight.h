@@ -21,6 +21,10 @@ struct GroupWeight {
 GroupWeight MakeGroupWeight(const PassEnv& env, int64_t layer, const std::byte* slab, Group group,
                             void* scratch);
 
+// The same of one expert of a sparse layer: kGateUp or kDown.
+GroupWeight MakeExpertWeight(const PassEnv& env, int64_t layer, const std::byte* slab,
+                             int64_t expert, Group group, void* scratch);
+
 // `rows` x `cols` of bf16 as a weight operand (the head's slices).
 GroupWeight MakeBf16Weight(const PassEnv& env, const std::byte* bf16, int64_t rows, int64_t cols,
                            void* scratch);

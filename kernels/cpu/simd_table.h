@@ -12,6 +12,9 @@
 
 namespace soup::kernels::cpu {
 
+// Experts that a router's row may have.
+inline constexpr int64_t kMaxExperts = 4096;
+
 // Functions work on rows or elements [begin, end), or on one task, of an op's args.
 struct SimdTable {
   const char* name;
@@ -34,6 +37,9 @@ struct SimdTable {
   void (*axpy)(const AxpyArgs&, int64_t begin, int64_t end);
   void (*loss_slice)(const LossSliceArgs&, int64_t begin, int64_t end);
   void (*loss_finish)(const LossFinishArgs&, int64_t begin, int64_t end);
+  void (*route)(const RouteArgs&, int64_t begin, int64_t end);
+  void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
+  void (*entry_grad)(const EntryGradArgs&, int64_t begin, int64_t end);
   // Sum of squares of x[0, n), n at most 1024.
   double (*sum_squares_block)(const float* x, int64_t n);
   struct AdamWScalars {

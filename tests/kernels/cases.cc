@@ -16,6 +16,7 @@ std::vector<OpCase> AllCases() {
   AppendLossCases(&cases);
   AppendOptimizerCases(&cases);
   AppendNf4Cases(&cases);
+  AppendMoeCases(&cases);
   for (size_t i = 0; i < cases.size(); ++i) cases[i].seed = 1000 + i;
   return cases;
 }

@@ -45,6 +45,7 @@ void AppendLoraCases(std::vector<OpCase>* cases);
 void AppendLossCases(std::vector<OpCase>* cases);
 void AppendOptimizerCases(std::vector<OpCase>* cases);
 void AppendNf4Cases(std::vector<OpCase>* cases);
+void AppendMoeCases(std::vector<OpCase>* cases);
 
 Check CompareL2(const std::string& what, const std::vector<double>& got,
                 const std::vector<double>& expected, double bound);

@@ -12,6 +12,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/loss.h"
+#include "kernels/cpu/moe.h"
 #include "kernels/cpu/nf4_dequant.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
@@ -71,6 +72,13 @@ class CpuDevice : public TestDevice {
   void Run(const LossSliceArgs& args) override { cpu::LossSlice(args, context_); }
   void Run(const LossTargetRowsArgs& args) override { cpu::LossTargetRows(args, context_); }
   void Run(const LossFinishArgs& args) override { cpu::LossFinish(args, context_); }
+  void Run(const RouteArgs& args) override { cpu::Route(args, context_); }
+  void Run(const RouteBackwardArgs& args) override { cpu::RouteBackward(args, context_); }
+  void Run(const ListExpertsArgs& args) override { cpu::ListExperts(args, context_); }
+  void Run(const GatherEntriesArgs& args) override { cpu::GatherEntries(args, context_); }
+  void Run(const ScatterEntriesArgs& args) override { cpu::ScatterEntries(args, context_); }
+  void Run(const EntryGradArgs& args) override { cpu::EntryGrad(args, context_); }
+  void Run(const AddF32Args& args) override { cpu::AddF32(args, context_); }
   void Run(const SumSquaresArgs& args) override { cpu::SumSquares(args, context_); }
   void Run(const AdamWArgs& args) override { cpu::AdamW(args, context_); }
 

@@ -16,6 +16,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
+#include "kernels/cuda/moe.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/optimizer.h"
@@ -137,6 +138,21 @@ class CudaDevice : public TestDevice {
     Check(cuda::LossTargetRows(a, nullptr), "LossTargetRows");
   }
   void Run(const LossFinishArgs& a) override { Check(cuda::LossFinish(a, nullptr), "LossFinish"); }
+  void Run(const RouteArgs& a) override { Check(cuda::Route(a, nullptr), "Route"); }
+  void Run(const RouteBackwardArgs& a) override {
+    Check(cuda::RouteBackward(a, nullptr), "RouteBackward");
+  }
+  void Run(const ListExpertsArgs& a) override {
+    Check(cuda::ListExperts(a, nullptr), "ListExperts");
+  }
+  void Run(const GatherEntriesArgs& a) override {
+    Check(cuda::GatherEntries(a, nullptr), "GatherEntries");
+  }
+  void Run(const ScatterEntriesArgs& a) override {
+    Check(cuda::ScatterEntries(a, nullptr), "ScatterEntries");
+  }
+  void Run(const EntryGradArgs& a) override { Check(cuda::EntryGrad(a, nullptr), "EntryGrad"); }
+  void Run(const AddF32Args& a) override { Check(cuda::AddF32(a, nullptr), "AddF32"); }
   void Run(const SumSquaresArgs& a) override {
     Check(cuda::SumSquares(a, partials_, nullptr), "SumSquares");
   }

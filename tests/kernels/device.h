@@ -60,6 +60,13 @@ class TestDevice {
   virtual void Run(const LossSliceArgs& args) = 0;
   virtual void Run(const LossTargetRowsArgs& args) = 0;
   virtual void Run(const LossFinishArgs& args) = 0;
+  virtual void Run(const RouteArgs& args) = 0;
+  virtual void Run(const RouteBackwardArgs& args) = 0;
+  virtual void Run(const ListExpertsArgs& args) = 0;
+  virtual void Run(const GatherEntriesArgs& args) = 0;
+  virtual void Run(const ScatterEntriesArgs& args) = 0;
+  virtual void Run(const EntryGradArgs& args) = 0;
+  virtual void Run(const AddF32Args& args) = 0;
   virtual void Run(const SumSquaresArgs& args) = 0;
   virtual void Run(const AdamWArgs& args) = 0;
 };

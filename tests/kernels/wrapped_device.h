@@ -67,6 +67,13 @@ class WrappedDevice : public TestDevice {
   void Run(const LossSliceArgs& args) override { RunOrReplace(args); }
   void Run(const LossTargetRowsArgs& args) override { RunOrReplace(args); }
   void Run(const LossFinishArgs& args) override { RunOrReplace(args); }
+  void Run(const RouteArgs& args) override { RunOrReplace(args); }
+  void Run(const RouteBackwardArgs& args) override { RunOrReplace(args); }
+  void Run(const ListExpertsArgs& args) override { RunOrReplace(args); }
+  void Run(const GatherEntriesArgs& args) override { RunOrReplace(args); }
+  void Run(const ScatterEntriesArgs& args) override { RunOrReplace(args); }
+  void Run(const EntryGradArgs& args) override { RunOrReplace(args); }
+  void Run(const AddF32Args& args) override { RunOrReplace(args); }
   void Run(const SumSquaresArgs& args) override { RunOrReplace(args); }
   void Run(const AdamWArgs& args) override { RunOrReplace(args); }
 
@@ -90,7 +97,10 @@ class WrappedDevice : public TestDevice {
       Replacement<LoraUpArgs>, Replacement<LoraBackArgs>, Replacement<LoraGradArgs>,
       Replacement<AxpyArgs>, Replacement<DropoutArgs>, Replacement<GatherActRowsArgs>,
       Replacement<ScatterActRowsArgs>, Replacement<LossSliceArgs>, Replacement<LossTargetRowsArgs>,
-      Replacement<LossFinishArgs>, Replacement<SumSquaresArgs>, Replacement<AdamWArgs>>
+      Replacement<LossFinishArgs>, Replacement<RouteArgs>, Replacement<RouteBackwardArgs>,
+      Replacement<ListExpertsArgs>, Replacement<GatherEntriesArgs>, Replacement<ScatterEntriesArgs>,
+      Replacement<EntryGradArgs>, Replacement<AddF32Args>, Replacement<SumSquaresArgs>,
+      Replacement<AdamWArgs>>
       replacements_;
   std::unique_ptr<TestDevice> inner_;
   std::vector<uint8_t> downloads_;

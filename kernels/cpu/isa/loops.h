@@ -25,6 +25,9 @@ void SwigluBackwardLoop(const SwigluBackwardArgs& args, int64_t begin, int64_t e
 void AxpyLoop(const AxpyArgs& args, int64_t begin, int64_t end);
 void LossSliceLoop(const LossSliceArgs& args, int64_t begin, int64_t end);
 void LossFinishLoop(const LossFinishArgs& args, int64_t begin, int64_t end);
+void RouteLoop(const RouteArgs& args, int64_t begin, int64_t end);
+void RouteBackwardLoop(const RouteBackwardArgs& args, int64_t begin, int64_t end);
+void EntryGradLoop(const EntryGradArgs& args, int64_t begin, int64_t end);
 double SumSquaresBlock(const float* x, int64_t n);
 void AdamWLoop(const AdamWArgs& args, const SimdTable::AdamWScalars& s, int64_t begin, int64_t end);
 void Nf4DequantLoop(const Nf4DequantArgs& args, const float* nested_code, int64_t block_begin,
