@@ -54,6 +54,13 @@ double Elements(const ModelSpec& model, Group g) { return Mean(model, g, model.e
 double OperandElements(const ModelSpec& model, Group g) {
   return Mean(model, g, model.experts.count);
 }
+// Matrices that a visit dequantises or widens, each by a launch of its own; the most of any layer.
+double Matrices(const ModelSpec& model) {
+  const double attention = model.fused_projections ? 2 : 4;
+  const double dense = model.fused_projections ? 2 : 3;
+  return attention +
+         (model.has_sparse_layers() ? 3.0 * static_cast<double>(model.experts.count) : dense);
+}
 // Keys that a query sees of a sequence, mean over the layers; without windows half of it.
 double MeanKeys(const ModelSpec& model, double length) {
   double keys = 0;
@@ -165,10 +172,10 @@ void PassForecaster::CountOnce(const std::vector<PassJob>& jobs) {
     const double rate = Rate(profile_.dequant_bytes_per_second, kUnmeasuredBytesPerSecond) / wt_;
     const double launch = profile_.launch_seconds;
     const double again = OperandElements(model_, Group::kQkv) + OperandElements(model_, Group::kO);
-    seconds_.forward += all / rate + kModules * launch;
+    seconds_.forward += all / rate + Matrices(model_) * launch;
     seconds_.attention_again += again / rate + 4 * launch;
     if (wt_ == 4) seconds_.loss += static_cast<double>(model_.vocab * model_.hidden) / rate;
-    if (backward_) seconds_.backward += all / rate + kModules * launch;
+    if (backward_) seconds_.backward += all / rate + Matrices(model_) * launch;
   }
   const double traffic = Rate(profile_.device_copy_bytes_per_second, 2 * kUnmeasuredBytesPerSecond);
   for (const PassJob& job : jobs) {

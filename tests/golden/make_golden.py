@@ -8,6 +8,7 @@ at a time, so that no padding and no batch-mate enters. For folders that the com
 cover: other head counts, windows, rope types, experts.
 """
 import argparse
+import copy
 import json
 import os
 
@@ -64,7 +65,8 @@ def make_model(args):
             p.copy_(p.to(torch.bfloat16).float())
     if config.tie_word_embeddings:
         model.tie_weights()
-    model.to(torch.bfloat16).save_pretrained(args.out, safe_serialization=True)
+    # A copy: in bf16 the rotary frequencies would be rounded too.
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(args.out, safe_serialization=True)
     return model.double().eval()
 
 

@@ -1,7 +1,8 @@
 // golden_check DIR: holds the engine against one folder of golden data (tests/golden/README.md).
 //
 //   golden_check DIR [--backend cpu|cuda] [--slots N] [--resident N] [--retention keep|recompute]
-//                    [--placement TEXT] [--or-skip] [--format bf16] [--records N] [--relayout] [--gemm-profile FILE]
+//                    [--placement TEXT] [--or-skip] [--format bf16] [--records N] [--relayout]
+//                    [--gemm-profile FILE] [--export DIR]
 //
 // With a profile the products run by algorithms timed here, or kept there; without, by the
 // library's first choice.
@@ -16,10 +17,12 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 #include "engine/device/cpu_backend.h"
 #include "engine/device/cuda_backend.h"
 #include "engine/train/adapter.h"
+#include "engine/train/peft_export.h"
 #include "tests/engine/train/golden_case.h"
 
 namespace soup::engine {
@@ -48,6 +51,7 @@ struct Options {
   bool relayout = false;
   bool head_resident = false;
   bool or_skip = false;
+  std::string export_to;
 };
 
 double RelativeL2(absl::Span<const float> x, absl::Span<const float> reference) {
@@ -203,7 +207,28 @@ absl::Status SkipOr(const Options& options, const absl::Status& why) {
   std::exit(kSkipped);
 }
 
+// The folder's adapter in PEFT's form: for check_peft.py.
+absl::Status Export(const Options& options) {
+  SOUP_ASSIGN_OR_RETURN(const std::string config,
+                        RealFileSystem().ReadFile(options.folder + "/config.json"));
+  SOUP_ASSIGN_OR_RETURN(const ModelSpec spec, ParseModelSpec(config));
+  SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<GoldenCase> golden, GoldenCase::Load(options.folder));
+  SOUP_ASSIGN_OR_RETURN(const AdapterLayout layout, AdapterLayout::Create(spec, golden->lora));
+  SOUP_ASSIGN_OR_RETURN(const auto file,
+                        SafetensorsFile::Open(options.folder + "/adapter_init.safetensors"));
+  SOUP_ASSIGN_OR_RETURN(const std::vector<float> weights, LoadAdapterWeights(layout, *file));
+  PeftConfig peft;
+  peft.base_model_name = options.folder;
+  peft.alpha = golden->lora_config.alpha;
+  peft.rslora = golden->lora_config.rslora;
+  return ExportPeftAdapter(RealFileSystem(), options.export_to, layout, weights, {}, peft);
+}
+
 absl::StatusOr<bool> CheckFolder(const Options& options) {
+  if (!options.export_to.empty()) {
+    SOUP_RETURN_IF_ERROR(Export(options));
+    return true;
+  }
   if (options.backend != "cpu" && options.backend != "cuda") {
     return absl::InvalidArgumentError(
         absl::StrCat("backend ", options.backend, " is not known; use cpu or cuda"));
@@ -277,6 +302,8 @@ int main(int argc, char** argv) {
   app.add_option("--records", options.records, "Records a micro-batch; 0: all in one");
   app.add_flag("--relayout", options.relayout, "Lay the arena out anew in every pass");
   app.add_flag("--head-resident", options.head_resident, "Keep the head on the device");
+  app.add_option("--export", options.export_to,
+                 "Only write the folder's adapter in PEFT's form to this new folder");
   app.add_flag("--or-skip", options.or_skip,
                "Exit with 77 where there is no device, unless SOUP_REQUIRE_GPU=1");
   CLI11_PARSE(app, argc, argv);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <utility>
 
 #include "tests/engine/train/golden_case.h"
 
@@ -29,19 +30,20 @@ bool SameBytes(const std::vector<T>& a, const std::vector<T>& b) {
 
 }  // namespace
 
-const cache::MemoryBase& TinyMemory(BaseFormat format) {
-  static auto& bases = *new std::map<BaseFormat, std::unique_ptr<cache::MemoryBase>>();
-  std::unique_ptr<cache::MemoryBase>& base = bases[format];
+const cache::MemoryBase& TinyMemory(BaseFormat format, const std::string& model) {
+  using Key = std::pair<BaseFormat, std::string>;
+  static auto& bases = *new std::map<Key, std::unique_ptr<cache::MemoryBase>>();
+  std::unique_ptr<cache::MemoryBase>& base = bases[{format, model}];
   if (base == nullptr) {
-    auto made = cache::MemoryBase::Assemble(SOUP_TEST_DATA_DIR "/golden/llama", {}, format);
+    auto made = cache::MemoryBase::Assemble(SOUP_TEST_DATA_DIR "/golden/" + model, {}, format);
     if (!made.ok()) ADD_FAILURE() << made.status();
     base = std::make_unique<cache::MemoryBase>(*std::move(made));
   }
   return *base;
 }
 
-ModelBase TinyBase(BaseFormat format, int64_t layers) {
-  ModelBase base = BorrowBase(TinyMemory(format));
+ModelBase TinyBase(BaseFormat format, int64_t layers, const std::string& model) {
+  ModelBase base = BorrowBase(TinyMemory(format, model));
   if (layers <= 0) return base;
   std::vector<absl::Span<const std::byte>> slabs;
   for (int64_t l = 0; l < layers; ++l) slabs.push_back(base.slabs[l % base.spec.layers]);
@@ -52,7 +54,7 @@ ModelBase TinyBase(BaseFormat format, int64_t layers) {
 }
 
 JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile) {
-  ModelSpec spec = TinyMemory().spec();
+  ModelSpec spec = TinyMemory(BaseFormat::kBf16, job.model).spec();
   if (job.layers > 0) spec.layers = job.layers;
   std::mt19937 rng(static_cast<uint32_t>(job.seed) * 7919u + 13u);
   std::vector<TokenRecord> train, validation;

@@ -15,10 +15,12 @@
 
 namespace soup::engine {
 
-// The tiny llama of tests/golden, assembled once a process and format.
-const cache::MemoryBase& TinyMemory(BaseFormat format = BaseFormat::kBf16);
+// A tiny model of tests/golden, assembled once a process and format.
+const cache::MemoryBase& TinyMemory(BaseFormat format = BaseFormat::kBf16,
+                                    const std::string& model = "llama");
 // `layers` > 0: so many of them, the model's own one after the other and again.
-ModelBase TinyBase(BaseFormat format = BaseFormat::kBf16, int64_t layers = 0);
+ModelBase TinyBase(BaseFormat format = BaseFormat::kBf16, int64_t layers = 0,
+                   const std::string& model = "llama");
 
 struct RandomJob {
   std::string id = "a";
@@ -38,7 +40,8 @@ struct RandomJob {
   // Small, so that a step has several micro-batches.
   int64_t micro_batch_tokens = 64;
   BaseFormat format = BaseFormat::kBf16;
-  int64_t layers = 0;  // as TinyBase's
+  int64_t layers = 0;           // as TinyBase's
+  std::string model = "llama";  // of tests/golden
 };
 JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile = CpuProfile());
 
