@@ -72,7 +72,7 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
               {"ideal_share", r.ideal_share()},
               {"command", Command(command, r)},
               {"detail",
-               {{"head_resident", r.placement.head_resident},
+               {{"head", engine::HeadText(r.placement)},
                 {"steps", r.spec.steps},
                 {"fastest_step_s", r.fastest_seconds},
                 {"slowest_step_s", r.slowest_seconds},
@@ -170,10 +170,10 @@ std::string RowLine(const RowResult& r) {
       base, engine::BaseFormatName(r.spec.format), r.spec.batch, r.spec.seq,
       r.spec.budget_bytes > 0 ? Gigabytes(r.spec.budget_bytes) : "-", r.placement.slots,
       r.placement.resident_layers, engine::RetentionText(r.placement),
-      r.placement.head_resident ? "resident" : "streamed", r.tokens_per_second(),
-      r.step_seconds * 1e3, r.predicted_step_seconds * 1e3, r.stall_fraction() * 100,
-      r.copy_bytes_per_second() * 1e-9, Gigabytes(r.arena_bytes), Gigabytes(r.planned_bytes),
-      Gigabytes(r.device_bytes), r.ideal_share() * 100,
+      engine::HeadText(r.placement), r.tokens_per_second(), r.step_seconds * 1e3,
+      r.predicted_step_seconds * 1e3, r.stall_fraction() * 100, r.copy_bytes_per_second() * 1e-9,
+      Gigabytes(r.arena_bytes), Gigabytes(r.planned_bytes), Gigabytes(r.device_bytes),
+      r.ideal_share() * 100,
       r.ablation.any() ? absl::StrCat("ABLATED, timing only: ", r.ablation.Name()) : "");
 }
 

@@ -30,7 +30,7 @@ constexpr Setting kSettings[] = {
     {"budget", "--budget", "arena bytes, e.g. 9.9GB: the planner chooses the placement"},
     {"slots", "--slots", "layer slots, resident ones included, or all (instead of a budget)"},
     {"resident", "--resident-layers", "layers that stay in their slots, or all"},
-    {"head", "--head", "streamed or resident"},
+    {"head", "--head", "streamed, resident or resident:SLICES"},
     {"retention", "--retention", "recompute, keep, host, or e.g. attention=device:8,mlp=device:4"},
     {"attention", "--attention", "layers that keep it, e.g. device:8+host:4"},
     {"mlp", "--mlp", "the same of gate and up"},
@@ -96,7 +96,10 @@ absl::Status PlacementSetting(absl::string_view key, absl::string_view value, Ro
                         engine::ParsePlacement(absl::StrCat(key, "=", value)));
   if (key == "slots") p.slots = parsed.slots;
   if (key == "resident") p.resident_layers = parsed.resident_layers;
-  if (key == "head") p.head_resident = parsed.head_resident;
+  if (key == "head") {
+    p.head_resident = parsed.head_resident;
+    p.head_slices = parsed.head_slices;
+  }
   if (key == "attention") p.attention = parsed.attention;
   if (key == "mlp") p.mlp = parsed.mlp;
   if (key == "boundaries") p.boundaries_host = parsed.boundaries_host;
