@@ -47,7 +47,7 @@ struct MeasureOptions {
 // (widths of an 8B decoder), under 1 s on a CPU (those of a small one).
 DecoderWidths TypicalWidths(const Backend& backend);
 MeasureOptions QuickMeasure(const Backend& backend);
-// The same points, each measured long enough to be a ceiling that steps are held against.
+// More points, each measured long enough to be a ceiling that steps are held against.
 MeasureOptions ThoroughMeasure(const Backend& backend);
 
 // Fills the rates and curves of `profile` and leaves the rest. Errors: InvalidArgument (widths that
