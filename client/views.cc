@@ -167,14 +167,27 @@ std::string JobDetails(const Job& job, bool color) {
   return lines.Render();
 }
 
+// What the next useful bytes would buy.
+std::string NextBudgetText(const PlanReply& plan) {
+  if (plan.next_budget_bytes() == 0) return "no budget makes a step 1 % shorter";
+  const double now = plan.predicted_step_seconds();
+  const double more = static_cast<double>(plan.next_budget_bytes() - plan.budget_bytes());
+  return absl::StrCat(
+      "with ", HumanSize(more), " more (", HumanSize(static_cast<double>(plan.next_budget_bytes())),
+      ") a step takes ", HumanDuration(plan.next_step_seconds()), ", ",
+      absl::StrFormat("%.1f", 100 * (1 - plan.next_step_seconds() / now)), " % less");
+}
+
 std::string PlanTable(const PlanReply& plan, bool color) {
   const std::string verdict = Printable(plan.verdict());
   std::string out = absl::StrCat(
       color ? Colored(plan.fits() ? Color::kGreen : Color::kRed, verdict) : verdict, "\n\n");
-  Table table({"WHAT", "WHERE", ">BYTES", ">SIZE"});
+  // Sizes are those of the fullest moment, in which the rows of the device add up to the arena.
+  Table table({"WHAT", "WHERE", ">BYTES", ">SIZE", ">OWN PEAK"});
   for (const PlanRow& row : plan.rows()) {
     table.Add({Printable(row.what()), Printable(row.where()), absl::StrCat(row.bytes()),
-               HumanSize(static_cast<double>(row.bytes()))});
+               HumanSize(static_cast<double>(row.bytes())),
+               row.peak_bytes() > 0 ? HumanSize(static_cast<double>(row.peak_bytes())) : "-"});
   }
   absl::StrAppend(&out, table.Render(color), "\n");
   Lines lines(color);
@@ -186,12 +199,20 @@ std::string PlanTable(const PlanReply& plan, bool color) {
   lines.Add("host store", SizeOrDash(plan.host_store_bytes()));
   lines.Add("slots", absl::StrCat(plan.slots(), ", resident layers ", plan.resident_layers()));
   lines.Add("retention", Printable(plan.retention()));
+  lines.Add("placement", Printable(plan.placement()));
+  if (plan.pass_host_bytes() > 0) {
+    lines.Add("kept on the host",
+              absl::StrCat(HumanSize(static_cast<double>(plan.pass_host_bytes())), ", ",
+                           HumanSize(static_cast<double>(plan.predicted_offload_bytes())),
+                           " a step there and back"));
+  }
   lines.Add("steps", absl::StrCat(plan.steps_total(), ", micro-batches ", plan.micro_batches()));
   if (plan.predicted_step_seconds() > 0) {
     lines.Add("a step", absl::StrCat(HumanDuration(plan.predicted_step_seconds()), " (copies ",
                                      HumanDuration(plan.predicted_copy_seconds()), ", stall ",
                                      HumanDuration(plan.predicted_stall_seconds()), "), ",
                                      HumanCount(plan.predicted_tokens_per_second()), " tok/s"));
+    lines.Add("more memory", NextBudgetText(plan));
     lines.Add("in all", HumanDuration(plan.predicted_step_seconds() *
                                       static_cast<double>(plan.steps_total())));
   }

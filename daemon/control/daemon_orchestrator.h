@@ -217,6 +217,8 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   // ---- orchestrator_queries.cc ----
   // The most that an arena may take now.
   int64_t DeviceBudget() const;
+  // Host memory that passes may keep activations in.
+  int64_t HostBudget() const;
   void PublishCacheMetrics();
 
   const OrchestratorParts parts_;

@@ -15,7 +15,8 @@ namespace soup::daemon {
 namespace {
 
 constexpr absl::Duration kLookAtCaller = absl::Milliseconds(100);
-constexpr double kCpuShare = 0.5;  // of available memory, for an arena when nothing else is said
+constexpr double kHostShare = 0.5;  // of available memory, for what passes keep on the host
+constexpr double kCpuShare = 0.5;   // of available memory, for an arena when nothing else is said
 
 // Turns "is the caller still there" into a Cancellation, for as long as it lives.
 class CallWatch {
@@ -47,24 +48,65 @@ class CallWatch {
   std::thread thread_;
 };
 
+// Bytes by class: what each takes in the arena's fullest moment (buffers share bytes over time),
+// and in its own.
 void AddRows(const engine::MemoryPlan& plan, soup::v1::PlanReply* reply) {
-  // Buffers share bytes over time, so rows of a class tell its own peak; the arena is less than
-  // their sum.
+  std::map<int32_t, int64_t> all;
   std::map<std::string, std::map<int32_t, int64_t>> changes;
   std::vector<std::string> order;
   for (const engine::BufferPlacement& b : plan.arena.buffers) {
+    if (b.bytes == 0) continue;
     if (changes.find(b.what) == changes.end()) order.push_back(b.what);
-    changes[b.what][b.first] += b.bytes;
-    changes[b.what][b.last + 1] -= b.bytes;
+    for (auto* line : {&all, &changes[b.what]}) {
+      (*line)[b.first] += b.bytes;
+      (*line)[b.last + 1] -= b.bytes;
+    }
+  }
+  int32_t fullest = 0;
+  int64_t live = 0, most = -1;
+  for (const auto& [at, change] : all) {
+    if ((live += change) <= most) continue;
+    most = live;
+    fullest = at;
   }
   for (const std::string& what : order) {
-    int64_t now = 0, peak = 0;
-    for (const auto& [at, change] : changes[what]) peak = std::max(peak, now += change);
+    int64_t now = 0, peak = 0, then = 0;
+    for (const auto& [at, change] : changes[what]) {
+      peak = std::max(peak, now += change);
+      if (at <= fullest) then = now;
+    }
     soup::v1::PlanRow* row = reply->add_rows();
     row->set_what(what);
-    row->set_bytes(peak);
+    row->set_bytes(then);
+    row->set_peak_bytes(peak);
     row->set_where("device");
   }
+  // What no order of the buffers could avoid; none as a rule.
+  if (plan.arena_bytes() > most) {
+    soup::v1::PlanRow* row = reply->add_rows();
+    row->set_what("gaps");
+    row->set_bytes(plan.arena_bytes() - most);
+    row->set_peak_bytes(row->bytes());
+    row->set_where("device");
+  }
+}
+
+void AddHostRow(const std::string& what, int64_t bytes, soup::v1::PlanReply* reply) {
+  if (bytes == 0) return;
+  soup::v1::PlanRow* row = reply->add_rows();
+  row->set_what(what);
+  row->set_bytes(bytes);
+  row->set_where("host");
+}
+
+void AddHostRows(const engine::MemoryPlan& plan, int64_t slab_bytes, int64_t adapter_elements,
+                 soup::v1::PlanReply* reply) {
+  AddHostRow("base in the host store", slab_bytes, reply);
+  // Weights, gradients and both moments, fp32.
+  AddHostRow("adapter state", 16 * adapter_elements, reply);
+  std::map<std::string, int64_t> kept;
+  for (const engine::BufferPlacement& b : plan.host.buffers) kept[b.what] += b.bytes;
+  for (const auto& [what, bytes] : kept) AddHostRow(what, bytes, reply);
 }
 
 soup::v1::CacheEntry EntryOf(const cache::BaseManifest& manifest) {
@@ -94,6 +136,11 @@ int64_t DaemonOrchestrator::DeviceBudget() const {
     return held;
   }
   return std::max<int64_t>(0, supervisor_->info().device_free_bytes + held);
+}
+
+int64_t DaemonOrchestrator::HostBudget() const {
+  const auto available = cache::RealHostMemory().Available();
+  return available.ok() ? static_cast<int64_t>(kHostShare * available->bytes) : 0;
 }
 
 absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, const std::string& user,
@@ -151,10 +198,11 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   reply.set_steps_total(job->steps_total());
   reply.set_micro_batches(job->train.max_micro_batches());
   const int64_t budget = SetBudget({job}, DeviceBudget(), overhead);
+  const int64_t host_budget = HostBudget();
   reply.set_budget_bytes(budget + overhead);
   SOUP_ASSIGN_OR_RETURN(const int64_t least, LeastBudget(*job));
   reply.set_minimum_bytes(least + overhead);
-  const absl::StatusOr<SetPlan> set = PlanSet({job}, budget, profile);
+  const absl::StatusOr<SetPlan> set = PlanSet({job}, budget, profile, host_budget);
   if (absl::IsResourceExhausted(set.status())) {
     reply.set_fits(false);
     reply.set_verdict(
@@ -174,22 +222,31 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   SOUP_ASSIGN_OR_RETURN(
       const engine::Forecast forecast,
       engine::ForecastPass(job->shape.model, job->shape.format, pass, set->placement, profile));
-  const double passes =
+  const int64_t passes =
       (job->train.max_micro_batches() + set->micro_batches_a_pass - 1) / set->micro_batches_a_pass;
   reply.set_fits(true);
   reply.set_arena_bytes(memory.arena_bytes());
   reply.set_slots(set->placement.slots);
   reply.set_resident_layers(set->placement.resident_layers);
   reply.set_retention(engine::RetentionText(set->placement));
-  reply.set_predicted_step_seconds(passes * forecast.step_seconds);
-  reply.set_predicted_copy_seconds(passes * forecast.copy_seconds);
-  reply.set_predicted_stall_seconds(passes * forecast.stall_seconds);
+  reply.set_predicted_step_seconds(static_cast<double>(passes) * forecast.step_seconds);
+  reply.set_predicted_copy_seconds(static_cast<double>(passes) * forecast.copy_seconds);
+  reply.set_predicted_stall_seconds(static_cast<double>(passes) * forecast.stall_seconds);
   reply.set_predicted_tokens_per_second(forecast.tokens_per_second);
+  reply.set_placement(engine::PlacementText(set->placement));
+  reply.set_pass_host_bytes(memory.host_bytes());
+  reply.set_predicted_offload_bytes(passes * forecast.offload_bytes);
+  reply.set_passes_a_step(static_cast<int32_t>(passes));
   AddRows(memory, &reply);
-  soup::v1::PlanRow* row = reply.add_rows();
-  row->set_what("base in the host store");
-  row->set_bytes(model.slab_bytes);
-  row->set_where("host");
+  AddHostRows(memory, model.slab_bytes, engine::AdapterElements(job->shape.model, job->shape.lora),
+              &reply);
+  SOUP_ASSIGN_OR_RETURN(const auto next,
+                        engine::NextUsefulBudget(job->shape.model, job->shape.format, pass,
+                                                 {budget, host_budget}, profile));
+  if (next.has_value()) {
+    reply.set_next_budget_bytes(next->device_bytes + overhead);
+    reply.set_next_step_seconds(static_cast<double>(passes) * next->step_seconds);
+  }
   reply.set_verdict(absl::StrCat("fits: ", HumanBytes(memory.arena_bytes() + overhead), " of ",
                                  HumanBytes(budget + overhead), " on the device, ",
                                  set->placement.slots, " slots for ", job->shape.model.layers,

@@ -241,7 +241,7 @@ bool DaemonOrchestrator::Fits(const std::vector<std::string>& ids, int64_t devic
     overhead = device_.overhead_bytes;
   }
   const auto jobs = PreparedOf(ids);
-  return planner_.Plan(jobs, SetBudget(jobs, device_budget, overhead), profile).ok();
+  return planner_.Plan(jobs, SetBudget(jobs, device_budget, overhead), profile, HostBudget()).ok();
 }
 
 void DaemonOrchestrator::StartPass() {

@@ -10,6 +10,9 @@
 namespace soup::daemon {
 namespace {
 
+// A pass with fewer micro-batches must make the step so much shorter.
+constexpr double kShorter = 0.99;
+
 std::vector<engine::PassJob> LargestPasses(
     const std::vector<std::shared_ptr<const PreparedJob>>& jobs, int32_t micro_batches) {
   std::vector<engine::PassJob> passes;
@@ -37,26 +40,31 @@ int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
 }
 
 absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
-                                int64_t budget_bytes, const engine::MachineProfile& profile) {
+                                int64_t budget_bytes, const engine::MachineProfile& profile,
+                                int64_t host_budget_bytes) {
   const engine::ModelSpec& model = jobs.front()->shape.model;
   const engine::BaseFormat format = jobs.front()->shape.format;
   int32_t most = 1;
   for (const auto& job : jobs) most = std::max(most, job->max_micro_batches());
-  absl::Status last;
+  absl::StatusOr<SetPlan> best = absl::InternalError("no pass was planned");
+  double best_seconds = 0;
   for (int32_t m = std::min(most, kMaxMicroBatchesAPass); m >= 1; m /= 2) {
-    auto plan =
-        engine::ChoosePlacement(model, format, LargestPasses(jobs, m), budget_bytes, profile);
-    if (plan.ok()) {
-      SetPlan set;
-      set.placement = plan->placement;
-      set.micro_batches_a_pass = m;
-      set.arena_bytes = plan->arena_bytes();
-      return set;
+    const std::vector<engine::PassJob> passes = LargestPasses(jobs, m);
+    const auto plan = engine::ChoosePlacement(
+        model, format, passes, engine::PlacementLimits{budget_bytes, host_budget_bytes}, profile);
+    if (!plan.ok()) {
+      if (!absl::IsResourceExhausted(plan.status())) return plan.status();
+      if (!best.ok()) best = plan.status();
+      continue;
     }
-    last = plan.status();
-    if (!absl::IsResourceExhausted(last)) return last;
+    SOUP_ASSIGN_OR_RETURN(const engine::Forecast forecast,
+                          engine::ForecastPass(model, format, passes, plan->placement, profile));
+    const double seconds = forecast.step_seconds * ((most + m - 1) / m);
+    if (best.ok() && seconds >= best_seconds * kShorter) continue;
+    best_seconds = seconds;
+    best = SetPlan{plan->placement, m, plan->arena_bytes()};
   }
-  return last;
+  return best;
 }
 
 absl::StatusOr<int64_t> LeastBudget(const PreparedJob& job) {
@@ -66,7 +74,7 @@ absl::StatusOr<int64_t> LeastBudget(const PreparedJob& job) {
 
 absl::StatusOr<SetPlan> PassPlanner::Plan(
     const std::vector<std::shared_ptr<const PreparedJob>>& jobs, int64_t budget_bytes,
-    const engine::MachineProfile& profile) {
+    const engine::MachineProfile& profile, int64_t host_budget_bytes) {
   std::vector<std::string> ids;
   for (const auto& job : jobs) ids.push_back(job->id);
   std::sort(ids.begin(), ids.end());
@@ -75,7 +83,9 @@ absl::StatusOr<SetPlan> PassPlanner::Plan(
   if (it != sets_.end() && (it->second.plan.ok() || budget_bytes <= it->second.budget_bytes))
     return it->second.plan;
   if (it == sets_.end() && sets_.size() >= kMaxSets) sets_.clear();
-  return sets_.insert_or_assign(key, Known{PlanSet(jobs, budget_bytes, profile), budget_bytes})
+  return sets_
+      .insert_or_assign(
+          key, Known{PlanSet(jobs, budget_bytes, profile, host_budget_bytes), budget_bytes})
       .first->second.plan;
 }
 

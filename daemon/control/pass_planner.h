@@ -2,8 +2,9 @@
 //
 // A set is planned once, for the largest pass that its jobs can make, and keeps that placement
 // while it stays the same: the slots are not laid anew every step. As many micro-batches go into a
-// pass as the budget allows, at most kMaxMicroBatchesAPass a job; a step with more takes several
-// passes. Remembers the last sets. Not thread-safe: one thread plans.
+// pass as make the step shortest (more share one stream of weights, fewer leave room to keep more
+// of each), at most kMaxMicroBatchesAPass a job; a step with more takes several passes. Remembers
+// the last sets. Not thread-safe: one thread plans.
 #ifndef SOUP_DAEMON_CONTROL_PASS_PLANNER_H_
 #define SOUP_DAEMON_CONTROL_PASS_PLANNER_H_
 
@@ -46,9 +47,11 @@ struct PassMember {
 int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
                   int64_t device_budget_bytes, int64_t overhead_bytes);
 
-// The plan of a set under a budget; not remembered. Errors: ResourceExhausted with both numbers.
+// The plan of a set under a budget (`host_budget_bytes`: for what passes keep in host memory); not
+// remembered. Errors: ResourceExhausted with both numbers.
 absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
-                                int64_t budget_bytes, const engine::MachineProfile& profile);
+                                int64_t budget_bytes, const engine::MachineProfile& profile,
+                                int64_t host_budget_bytes = INT64_MAX);
 // The least budget of a job alone.
 absl::StatusOr<int64_t> LeastBudget(const PreparedJob& job);
 
@@ -57,7 +60,8 @@ class PassPlanner {
   // A placement already chosen for the set stands, whatever the budget has become since: its arena
   // is held. Forget() makes the next call choose anew.
   absl::StatusOr<SetPlan> Plan(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
-                               int64_t budget_bytes, const engine::MachineProfile& profile);
+                               int64_t budget_bytes, const engine::MachineProfile& profile,
+                               int64_t host_budget_bytes = INT64_MAX);
   void Forget() { sets_.clear(); }
 
   // The pass: each member's items from its cursor on, with the arena's exact bytes.

@@ -24,6 +24,13 @@ constexpr double kUsefulShare = 0.99;
 // A placement must be so much better than one found before it: those with fewer moving parts come
 // first.
 constexpr double kBetter = 1 - 1e-6;
+// And one that keeps something in host memory so much better than one that does not: it leans on
+// the forecast of copies both ways, and takes memory that others may want.
+constexpr double kHostBetter = 0.99;
+
+bool UsesHost(const Placement& p) {
+  return p.attention.host > 0 || p.mlp.host > 0 || p.boundaries_host || p.optimizer_host;
+}
 
 bool OnDevice(const std::vector<PassJob>& jobs) { return jobs.front().numeric.backend != "cpu"; }
 
@@ -199,7 +206,9 @@ class Chooser {
     for (const int32_t resident : ResidentCandidates(model_, p.slots)) {
       p.resident_layers = resident;
       SOUP_ASSIGN_OR_RETURN(const Forecast forecast, forecaster_.Run(p));
-      if (best_.has_value() && forecast.step_seconds >= best_seconds_ * kBetter) continue;
+      const double wanted =
+          best_.has_value() && UsesHost(p) && !UsesHost(*best_) ? kHostBetter : kBetter;
+      if (best_.has_value() && forecast.step_seconds >= best_seconds_ * wanted) continue;
       best_ = p;
       best_seconds_ = forecast.step_seconds;
     }
