@@ -346,7 +346,12 @@ void DecoderLayer::Down(const PassItemState& item, int64_t layer, const std::byt
   const int64_t h = env_.spec.hidden;
   const bool normed = env_.spec.post_norms;
   std::byte* out = normed ? At(item.output, item.T * h, env_.act_bytes) : item.output;
-  LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : a.middle);
+  // The sum is made in place whether the middle is kept or not: cuBLASLt rounds otherwise where the
+  // residual lies apart, and the placement must not decide bits.
+  if (!normed && a.middle != out) {
+    env_.backend->CopyOnDevice(out, a.middle, item.T * h * env_.act_bytes);
+  }
+  LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : out);
   Bias(item, layer, slab, Group::kDown, out, h);
   LoraForward(env_, item, layer, Group::kDown, item.work, LowRank(item, Group::kDown, a), out, h,
               scratch_.lora);

@@ -29,8 +29,8 @@ GroupWeight MakeExpertWeight(const PassEnv& env, int64_t layer, const std::byte*
 GroupWeight MakeBf16Weight(const PassEnv& env, const std::byte* bf16, int64_t rows, int64_t cols,
                            void* scratch);
 
-// y [T, rows] = x [T, cols] W^T (+ residual); rows of y and of the residual are `ldy` apart, and
-// the two may be one. residual null: none.
+// y [T, rows] = x [T, cols] W^T (+ residual, null: none); rows of y and of the residual are `ldy`
+// apart. The two may be one, which decides bits on CUDA: a caller always has one, or always two.
 void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeight& w, void* y,
                    int64_t ldy, const void* residual);
 // dx [T, cols] = dy [T, rows] W; rows of dy are w.rows apart.
