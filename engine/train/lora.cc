@@ -49,6 +49,13 @@ void ForEachInput(const PassEnv& env, const PassItemState& item, int64_t layer,
   }
 }
 
+// Columns that only fill a linear's up are never written; products read whole vectors, and zero
+// times what memory happens to hold need not be zero.
+void ZeroFill(const PassEnv& env, const PassItemState& item, int64_t width, std::byte* u) {
+  if (item.lora->columns() == item.lora->r) return;
+  env.backend->FillZero(u, item.T * width * env.act_bytes);
+}
+
 GemmArgs Product(int64_t m, int64_t n, int64_t k) {
   GemmArgs g{};
   g.M = m;
@@ -76,6 +83,7 @@ void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, G
   const LoraSite& site = item.lora->site(layer, group);
   const int64_t r = item.lora->r, columns = item.lora->columns();
   const int64_t width = site.linears.count * columns;
+  ZeroFill(env, item, width, u);
   ForEachInput(env, item, layer, site, x, scratch,
                [&](int32_t first, int32_t count, const std::byte* input) {
                  GemmArgs g = Product(item.T, count * r, site.in);  // [T, count r] = input A^T
@@ -107,6 +115,7 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
   const int64_t r = item.lora->r, columns = item.lora->columns();
   const int64_t width = site.linears.count * columns;
   std::byte* du = scratch.d_low_rank;
+  ZeroFill(env, item, width, du);
   env.backend->LoraBack({site.linears, dy, site.b, du, item.T, r, ldy, item.lora->scale});
   env.backend->LoraGrad({site.linears, dy, u, site.grad_b, item.T, r, ldy, item.lora->scale});
   ForEachInput(env, item, layer, site, x, scratch,

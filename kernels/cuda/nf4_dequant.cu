@@ -8,7 +8,7 @@ namespace {
 constexpr int kBlock = 256;
 constexpr int kUnroll = 4;  // words a thread has in flight
 
-__constant__ float nested_code[256];
+__device__ float nested_code[256];  // read by index: constant memory would take a lane at a time
 __constant__ float nf4_code[16];
 
 // A thread turns 4-byte words (8 codes) into 16-byte stores, so that a warp reads 128 and writes

@@ -146,7 +146,7 @@ TEST_F(SameBitsTest, EveryFormat) {
     for (const Placement& p :
          {Place(2, Retention::kKeep), Place(3, Retention::kRecompute, 1),
           Place(3, Retention::kKeep, 3, true), Place(2, Retention::kHost),
-          PlaceBy("slots=3 resident=3 head=resident:2 attention=device:1+host:1 mlp=host:1")}) {
+          PlaceBy("slots=3 resident=3 head=resident:1 attention=device:1+host:1 mlp=host:1")}) {
       EXPECT_TRUE(SameBits(Reference(format), Alone(JobA(format), p))) << PlacementText(p);
     }
     EXPECT_TRUE(SameBits(Reference(format), Alone(JobA(format), Least(), 1)));  // a pass an item
