@@ -1,0 +1,174 @@
+// Every matrix product of a run is told to the backend before the run: on a backend that refuses
+// what it was not told of, whole jobs go through.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "bench/forwarding_backend.h"
+#include "engine/device/cpu_backend.h"
+#include "tests/engine/train/trainer_fixture.h"
+#include "tests/support/temp_dir.h"
+
+namespace soup::engine {
+namespace {
+
+// The CPU backend as one that chooses algorithms: notes products that were not prepared.
+class StrictBackend final : public bench::ForwardingBackend {
+ public:
+  explicit StrictBackend(Backend* next) : ForwardingBackend(next) {}
+
+  bool chooses_gemms() const override { return true; }
+  absl::StatusOr<GemmPreparation> PrepareGemms(
+      absl::Span<const kernels::GemmArgs> products,
+      const std::function<absl::Status()>& make_room) override {
+    if (make_room) {
+      ++rooms_made_;
+      const absl::Status made = make_room();
+      if (!made.ok()) return made;
+    }
+    GemmPreparation preparation;
+    for (const kernels::GemmArgs& g : products) preparation.tuned += known_.insert(Key(g)).second;
+    preparation.shapes = static_cast<int64_t>(products.size());
+    preparation.fingerprint = fingerprint_;
+    return preparation;
+  }
+  void Gemm(const kernels::GemmArgs& g) override {
+    if (known_.count(Key(g)) == 0) {
+      unknown_.push_back(absl::StrCat(g.M, " x ", g.N, " x ", g.K));
+    }
+    next().Gemm(g);
+  }
+
+  const std::vector<std::string>& unknown() const { return unknown_; }
+  int rooms_made() const { return rooms_made_; }
+  void set_fingerprint(std::string text) { fingerprint_ = std::move(text); }
+
+ private:
+  static std::array<int64_t, 8> Key(const kernels::GemmArgs& g) {
+    return {g.M,
+            g.N,
+            g.K,
+            g.lda,
+            g.ldb,
+            g.ldc,
+            g.transpose_a * 2 + g.transpose_b,
+            (g.beta != 0) * 16 + static_cast<int>(g.c_type)};
+  }
+
+  std::set<std::array<int64_t, 8>> known_;
+  std::vector<std::string> unknown_;
+  std::string fingerprint_ = "a";
+  int rooms_made_ = 0;
+};
+
+struct StrictEngine {
+  std::unique_ptr<Backend> cpu = MakeCpuBackend({});
+  StrictBackend backend{cpu.get()};
+  std::unique_ptr<Trainer> trainer;
+
+  explicit StrictEngine(BaseFormat format = BaseFormat::kBf16) {
+    auto made = Trainer::Create(&backend, TinyBase(format));
+    EXPECT_TRUE(made.ok()) << made.status();
+    trainer = *std::move(made);
+  }
+};
+
+Placement TwoSlots() {
+  Placement p;
+  p.slots = 2;
+  return p;
+}
+
+RandomJob SmallJob() {
+  RandomJob job;
+  job.validation_records = 4;
+  return job;
+}
+
+TEST(PrepareGemms, KnowsEveryProductOfARun) {
+  for (const double dropout : {0.0, 0.1}) {
+    for (const int32_t r : {4, 8}) {
+      SCOPED_TRACE(absl::StrCat("dropout ", dropout, ", rank ", r));
+      StrictEngine e;
+      RandomJob job = SmallJob();
+      job.dropout = dropout;
+      job.r = r;
+      const auto opened = e.trainer->OpenJob(MakeJob(job));
+      ASSERT_TRUE(opened.ok()) << opened.status();
+      EXPECT_GT(opened->gemms_tuned, 0);
+      RunSteps(*e.trainer, job.id, 1, 8, TwoSlots());
+      PassRequest score;
+      score.placement = TwoSlots();
+      score.items = {{job.id, 8, 0, -1, true}};
+      const auto scored = e.trainer->RunPass(score);
+      ASSERT_TRUE(scored.ok()) << scored.status();
+      EXPECT_EQ(e.backend.unknown(), std::vector<std::string>());
+      EXPECT_EQ(e.backend.rooms_made(), 0);
+    }
+  }
+}
+
+TEST(PrepareGemms, WhatWasNotToldIsSeen) {
+  StrictEngine e;
+  std::vector<float> x(4, 1.0f);
+  kernels::GemmArgs g{};
+  g.M = g.N = g.K = g.lda = g.ldb = g.ldc = 2;
+  g.alpha = 1;
+  g.A = g.B = x.data();
+  std::vector<float> y(4);
+  g.C = y.data();
+  e.backend.Gemm(g);
+  EXPECT_EQ(e.backend.unknown().size(), 1u);
+}
+
+// A second job opens while the first lies in the arena: the arena makes room, and the first goes on
+// with the bits that it has alone.
+TEST(PrepareGemms, OpenJobsMakeRoom) {
+  StrictEngine alone, both;
+  RandomJob a = SmallJob(), b = SmallJob();
+  b.id = "b";
+  b.seed = 5;
+  b.longest = 60;
+  ASSERT_TRUE(alone.trainer->OpenJob(MakeJob(a)).ok());
+  RunSteps(*alone.trainer, "a", 1, 8, TwoSlots());
+  ASSERT_TRUE(both.trainer->OpenJob(MakeJob(a)).ok());
+  RunSteps(*both.trainer, "a", 1, 3, TwoSlots());
+  ASSERT_TRUE(both.trainer->OpenJob(MakeJob(b)).ok());
+  EXPECT_EQ(both.backend.rooms_made(), 1);
+  RunSteps(*both.trainer, "a", 4, 8, TwoSlots());
+  EXPECT_EQ(both.backend.unknown(), std::vector<std::string>());
+  EXPECT_TRUE(SameBits(Snapshot(*alone.trainer, "a"), Snapshot(*both.trainer, "a")));
+}
+
+// Algorithms decide bits: a state that was made under others is refused.
+TEST(PrepareGemms, AStateOfOtherAlgorithmsIsRefused) {
+  const testing::TempDir dir;
+  const auto setup = [&dir] {
+    JobSetup made = MakeJob(SmallJob());
+    made.mirror_dir = dir / "mirror";
+    return made;
+  };
+  {
+    StrictEngine e;
+    ASSERT_TRUE(e.trainer->OpenJob(setup()).ok());
+    RunSteps(*e.trainer, "a", 1, 2, TwoSlots());
+  }
+  {
+    StrictEngine e;
+    e.backend.set_fingerprint("b");
+    const auto opened = e.trainer->OpenJob(setup());
+    EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition) << opened.status();
+  }
+  StrictEngine e;
+  const auto opened = e.trainer->OpenJob(setup());
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->steps_done, 2);
+}
+
+}  // namespace
+}  // namespace soup::engine
