@@ -82,6 +82,8 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
                 {"gemm_tflop", r.work.gemm_flops * 1e-12},
                 {"attention_tflop", r.work.attention_flops * 1e-12},
                 {"ideal_s", r.work.ideal_seconds},
+                {"host_bytes", r.host_bytes},
+                {"pinned_bytes", r.host_bytes + r.base_bytes},
                 {"unplanned_bytes",
                  r.device_bytes > 0 ? r.device_bytes - overhead_bytes - r.planned_bytes : 0},
                 {"gemms_tuned", r.gemms_tuned},

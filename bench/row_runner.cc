@@ -134,6 +134,8 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   row.ablation = ablation;
   row.placement = plan.placement;
   row.planned_bytes = plan.arena_bytes();
+  row.host_bytes = plan.host_bytes();
+  row.base_bytes = base_->bytes();
   row.predicted_step_seconds = forecast.step_seconds;
 
   AblatedBackend ablated(&backend_, ablation);
