@@ -49,7 +49,16 @@ Placement RandomPlacement(testing::SeededRng& rng, const ModelSpec& model) {
   Placement p;
   p.slots = static_cast<int32_t>(rng.Int(2, model.layers - 1));
   p.resident_layers = static_cast<int32_t>(rng.Int(0, p.slots - 2));
-  Retain(rng.Chance(0.5) ? Retention::kKeep : Retention::kRecompute, &p);
+  if (rng.Chance(0.4)) {
+    Retain(rng.Chance(0.5) ? Retention::kKeep : Retention::kRecompute, &p);
+  } else {
+    for (LayerSplit* split : {&p.attention, &p.mlp}) {
+      split->device = static_cast<int32_t>(rng.Int(0, model.layers));
+      split->host = static_cast<int32_t>(rng.Int(0, model.layers));
+    }
+    p.boundaries_host = rng.Chance(0.3);
+    p.optimizer_host = rng.Chance(0.3);
+  }
   p.head_resident = rng.Chance(0.5);
   return p;
 }
@@ -62,13 +71,18 @@ int64_t Bytes(BaseFormat format, const std::vector<PassJob>& jobs, const Placeme
   return plan.ok() ? plan->arena_bytes() : -1;
 }
 
+// What a layout of layers that keep different things may lie above the lower bound, as 1/n of it.
+constexpr int64_t kSlack = 512;
+
 // Any two live buffers apart; the layout as small as what is live at once.
-void CheckLayout(const ArenaLayout& arena) {
+void CheckLayout(const ArenaLayout& arena, bool uniform) {
   std::vector<BufferRequest> requests;
   for (const BufferPlacement& b : arena.buffers) {
     requests.push_back({b.name, b.what, b.bytes, b.first, b.last});
   }
-  EXPECT_EQ(arena.bytes, ArenaLowerBound(requests));
+  // Exact where all layers keep the same; else all but.
+  const int64_t bound = ArenaLowerBound(requests);
+  EXPECT_LE(arena.bytes, uniform ? bound : bound + bound / kSlack);
   for (size_t i = 0; i < arena.buffers.size(); ++i) {
     const BufferPlacement& a = arena.buffers[i];
     EXPECT_LE(a.offset + a.bytes, arena.bytes);
@@ -91,8 +105,9 @@ TEST(MemoryPlan, IsTightAndGrowsWithEveryDial) {
     const BaseFormat format = RandomFormat(rng);
     const auto plan = PlanMemory(Model(), format, jobs, p);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    CheckLayout(plan->arena);
-    const int64_t bytes = plan->arena_bytes();
+    const bool uniform = LayerBands(p, Model().layers).size() == 1;
+    CheckLayout(plan->arena, uniform);
+    const int64_t exact = plan->arena_bytes(), bytes = uniform ? exact : exact - exact / kSlack;
     const size_t which = static_cast<size_t>(rng.Int(0, static_cast<int64_t>(jobs.size()) - 1));
 
     std::vector<PassJob> more = jobs;
@@ -109,9 +124,9 @@ TEST(MemoryPlan, IsTightAndGrowsWithEveryDial) {
     EXPECT_GE(Bytes(format, more, p), bytes) << "jobs";
     Placement wide = p;
     ++wide.slots;
-    EXPECT_GT(Bytes(format, jobs, wide), bytes) << "slots";
+    EXPECT_GT(Bytes(format, jobs, wide), exact) << "slots";
     ++wide.resident_layers;
-    EXPECT_GT(Bytes(format, jobs, wide), bytes) << "resident layers";
+    EXPECT_GT(Bytes(format, jobs, wide), exact) << "resident layers";
   }
 }
 
