@@ -10,6 +10,8 @@
 namespace soup::engine {
 namespace {
 
+constexpr size_t kProductsAtOnce = 16;
+
 // A micro-batch of one record with these rows; its contents are not looked at.
 ItemBatch BatchOf(const RowCounts& counts) {
   ItemBatch batch;
@@ -65,9 +67,28 @@ absl::StatusOr<GemmPreparation> Trainer::Rep::PrepareGemms(std::unique_ptr<JobRu
       SOUP_RETURN_IF_ERROR(dry.RunShares({share}, placement, nullptr, items, result));
     }
   }
-  if (memory.arena() == nullptr) return backend->PrepareGemms(recorder.products(), nullptr);
+  // A few at a time: whoever watches over this process sees that it gets on.
+  const absl::Span<const kernels::GemmArgs> products = recorder.products();
+  GemmPreparation total;
+  for (size_t first = 0; first < products.size(); first += kProductsAtOnce) {
+    SOUP_ASSIGN_OR_RETURN(const GemmPreparation prepared,
+                          PrepareOnDevice(products.subspan(first, kProductsAtOnce)));
+    total.tuned += prepared.tuned;
+    total.seconds += prepared.seconds;
+    progress.fetch_add(1, std::memory_order_relaxed);
+  }
+  // All are known now: this tells their fingerprint.
+  SOUP_ASSIGN_OR_RETURN(const GemmPreparation all, PrepareOnDevice(products));
+  total.shapes = all.shapes;
+  total.fingerprint = all.fingerprint;
+  return total;
+}
+
+absl::StatusOr<GemmPreparation> Trainer::Rep::PrepareOnDevice(
+    absl::Span<const kernels::GemmArgs> products) {
+  if (memory.arena() == nullptr) return backend->PrepareGemms(products, nullptr);
   // Other jobs lie in the arena: it makes room, and is laid out anew by the next pass.
-  return backend->PrepareGemms(recorder.products(), [this]() -> absl::Status {
+  return backend->PrepareGemms(products, [this]() -> absl::Status {
     for (const auto& [id, state] : HostStates()) {
       SOUP_RETURN_IF_ERROR(memory.Save(id, state));
     }

@@ -61,6 +61,7 @@ struct Trainer::Rep {
   // runs nothing; and their preparation on the real one.
   absl::StatusOr<GemmPreparation> PrepareGemms(std::unique_ptr<JobRun>& job,
                                                const std::set<RowCounts>& counts);
+  absl::StatusOr<GemmPreparation> PrepareOnDevice(absl::Span<const kernels::GemmArgs> products);
   absl::StatusOr<PassShare> MakeShare(const WorkRequest& request) const;
   absl::Status FillShare(PassShare& share) const;
   absl::StatusOr<std::vector<PassShare>> MakeShares(const PassRequest& request, PassResult& result);
