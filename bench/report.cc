@@ -49,6 +49,15 @@ std::string Command(const std::string& command, const RowResult& row) {
                       " --row \"", row.spec.ToText(), "\"");
 }
 
+// What the device takes to map the pinned host memory: 8 bytes for each page of 4 KiB.
+int64_t PageTableBytes(const RowResult& r) {
+  return r.device_bytes > 0 ? (r.base_bytes + r.host_bytes) / 512 : 0;
+}
+int64_t UnplannedBytes(const RowResult& r, int64_t overhead_bytes) {
+  if (r.device_bytes <= 0) return 0;
+  return r.device_bytes - overhead_bytes - r.planned_bytes - PageTableBytes(r);
+}
+
 json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes) {
   std::vector<std::string> targets;
   for (const engine::Module m : r.spec.targets) targets.emplace_back(engine::ModuleName(m));
@@ -84,8 +93,8 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
                 {"ideal_s", r.work.ideal_seconds},
                 {"host_bytes", r.host_bytes},
                 {"pinned_bytes", r.host_bytes + r.base_bytes},
-                {"unplanned_bytes",
-                 r.device_bytes > 0 ? r.device_bytes - overhead_bytes - r.planned_bytes : 0},
+                {"page_table_bytes", PageTableBytes(r)},
+                {"unplanned_bytes", UnplannedBytes(r, overhead_bytes)},
                 {"gemms_tuned", r.gemms_tuned},
                 {"gemm_tuning_s", r.gemm_tuning_seconds},
                 {"loss", r.loss}}}};

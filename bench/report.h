@@ -4,7 +4,7 @@
 //    device_bytes, planned_bytes, predicted_step_s, ideal_share, command, detail}], sweeps}
 // Rows with work left out carry "ablation" and "timing_only": true besides. copy_gb_s is what the
 // copy stream moved over the whole step; detail has its rate while it moved, and what the device
-// holds beyond overhead and plan. Pure; any thread.
+// holds beyond overhead, plan and the page tables of pinned host memory. Pure; any thread.
 #ifndef SOUP_BENCH_REPORT_H_
 #define SOUP_BENCH_REPORT_H_
 
