@@ -11,7 +11,7 @@ command -v patchelf >/dev/null || { echo "$0: needs patchelf (apt-get install pa
 
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib"
-for program in soupd soup-worker soupctl; do
+for program in soupd soup-worker soupctl soup-bench; do
   [ -x "$build/bin/$program" ] || { echo "$0: $build/bin/$program is not built: cmake --build $build" >&2; exit 1; }
   strip -o "$out/bin/$program" "$build/bin/$program"
 done
@@ -31,7 +31,7 @@ mkdir -p "$out/deploy"
 cp -r "$root/deploy/examples" "$root/deploy/systemd" "$root/deploy/grafana" "$root/deploy/prometheus" "$out/deploy/"
 
 # It must start from itself alone.
-for program in soupd soup-worker soupctl; do
+for program in soupd soup-worker soupctl soup-bench; do
   if missing=$(env -i LD_LIBRARY_PATH= ldd "$out/bin/$program" | grep 'not found' | grep -vE 'libcu|libnv'); then
     echo "$0: $program would not start: $missing" >&2
     exit 1
