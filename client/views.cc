@@ -253,6 +253,22 @@ std::string CacheTable(const ListCacheReply& cache, int64_t now_unix_ms, bool co
                       "\n");
 }
 
+namespace {
+
+// The measured rates; empty: none was measured.
+std::string DeviceRates(const Device& d) {
+  std::vector<std::string> rates;
+  if (d.copy_bytes_per_second() > 0)
+    rates.push_back(absl::StrCat("copies ", HumanSize(d.copy_bytes_per_second()), "/s"));
+  if (d.gemm_flops() > 0)
+    rates.push_back(absl::StrFormat("GEMM %.3g TFLOP/s", d.gemm_flops() / 1e12));
+  if (d.dequant_bytes_per_second() > 0)
+    rates.push_back(absl::StrCat("NF4 ", HumanSize(d.dequant_bytes_per_second()), "/s"));
+  return absl::StrJoin(rates, ", ");
+}
+
+}  // namespace
+
 std::string NodeDetails(const Node& node, bool color) {
   Lines lines(color);
   lines.Add("host", Printable(node.hostname()));
@@ -266,7 +282,13 @@ std::string NodeDetails(const Node& node, bool color) {
     lines.Add("device",
               absl::StrCat(d.index(), " ", Printable(d.name()), " (", Printable(d.backend()), "), ",
                            HumanSize(static_cast<double>(d.free_bytes())), " free of ",
-                           HumanSize(static_cast<double>(d.memory_bytes()))));
+                           HumanSize(static_cast<double>(d.memory_bytes())), "; the worker holds ",
+                           HumanSize(static_cast<double>(d.overhead_bytes())), " and an arena of ",
+                           HumanSize(static_cast<double>(d.arena_bytes()))));
+    if (const std::string rates = DeviceRates(d); !rates.empty()) lines.Add("  rates", rates);
+    if (!d.backend_reason().empty()) lines.Add("  backend", Printable(d.backend_reason()));
+    if (d.host_memory_pageable())
+      lines.Add("  host memory", "PAGEABLE: it could not be pinned, copies to the device are slow");
   }
   for (const WorkerInfo& w : node.workers()) {
     lines.Add("worker", absl::StrCat("pid ", w.pid(), " ", Printable(w.state()), " on ",

@@ -21,6 +21,7 @@ namespace soup::daemon {
 namespace {
 
 constexpr char kStorageService[] = "soupd.storage";
+constexpr char kWorkerService[] = "soupd.worker";
 
 // Wakes all watchers now and then, so that heartbeats go out.
 class Ticker {
@@ -113,6 +114,7 @@ absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(ApiContext* api, Pee
   SOUP_ASSIGN_OR_RETURN(parts.unix_endpoint,
                         UnixEndpoint::Start(options, parts.server.get(), peers));
   self->SetStorageHealthy(true);
+  self->SetWorkerHealthy(false);  // until one has come up
   parts.server->GetHealthCheckService()->SetServingStatus(soup::v1::Soup::service_full_name(),
                                                           true);
   parts.ticker = std::make_unique<Ticker>(api->hub, absl::Milliseconds(api->heartbeat_ms) / 2);
@@ -121,6 +123,10 @@ absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(ApiContext* api, Pee
 
 void ApiServer::SetStorageHealthy(bool healthy) {
   parts_->server->GetHealthCheckService()->SetServingStatus(kStorageService, healthy);
+}
+
+void ApiServer::SetWorkerHealthy(bool healthy) {
+  parts_->server->GetHealthCheckService()->SetServingStatus(kWorkerService, healthy);
 }
 
 void ApiServer::BeginDrain() {

@@ -25,8 +25,9 @@ class ApiServer {
 
   // HOST:PORT of the TCP endpoint; empty when it is off.
   const std::string& tcp_address() const { return tcp_address_; }
-  // What health says of the service "soupd.storage".
+  // What health says of the services "soupd.storage" and "soupd.worker".
   void SetStorageHealthy(bool healthy);
+  void SetWorkerHealthy(bool healthy);
   // From now on mutations are refused, streams end with UNAVAILABLE and nobody new is let in.
   // Idempotent.
   void BeginDrain();

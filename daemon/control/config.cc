@@ -107,11 +107,18 @@ void AddWorkers(CLI::App& app, Config& c) {
   const auto bytes = [&](const char* name, int64_t& value, const char* help) {
     app.add_option(name, value, help)->transform(CLI::AsSizeValue(true));
   };
-  app.add_option("--backend", c.backend, "cpu")->capture_default_str();
+  app.add_option("--backend", c.backend,
+                 "What jobs run on: cuda, cpu, or auto: cuda where a card is found, else cpu")
+      ->capture_default_str();
+  app.add_option("--device", c.device, "CUDA's number of the card")
+      ->check(CLI::Range(0, 255))
+      ->capture_default_str();
   app.add_option("--cpu-threads", c.cpu_threads, "Threads of a worker (default: one a core)")
       ->check(CLI::Range(0, 4096));
   bytes("--device-memory-limit", c.device_memory_limit_bytes,
-        "Most device memory of a worker, e.g. 8GiB (default: what is free)");
+        "Most device memory of a worker's process, e.g. 8GiB (default: what is free)");
+  bytes("--device-reserve", c.device_reserve_bytes,
+        "Device memory left to others (default: 1 %, 64 MiB to 512 MiB)");
   bytes("--host-store-limit", c.host_store_limit_bytes,
         "Most host memory for base models (default: from what is available)");
   bytes("--host-reserve", c.host_reserve_bytes,
@@ -261,12 +268,13 @@ absl::Status CheckEndpoints(Config& c, const RawOptions& raw) {
 }
 
 absl::Status CheckSizes(const Config& c) {
-  if (c.backend != "cpu") {
+  if (c.backend != "auto" && c.backend != "cpu" && c.backend != "cuda") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--backend ", Quoted(c.backend), " is not in this build, which has: cpu"));
+        absl::StrCat("--backend ", Quoted(c.backend), " is not one of: auto, cpu, cuda"));
   }
   const std::pair<const char*, int64_t> sizes[] = {
       {"--device-memory-limit", c.device_memory_limit_bytes},
+      {"--device-reserve", c.device_reserve_bytes},
       {"--host-store-limit", c.host_store_limit_bytes},
       {"--host-reserve", c.host_reserve_bytes},
       {"--cache-cap", c.cache_cap_bytes},

@@ -31,10 +31,13 @@ struct Config {
   std::vector<uid_t> admin_uids;  // --admin-uid; root and soupd's own are admins always
 
   // ---- devices and workers ----
-  std::string backend = "cpu";  // --backend
-  int32_t cpu_threads = 0;      // --cpu-threads of a worker; 0: as many as cores
+  std::string backend = "auto";  // --backend: auto | cpu | cuda; auto: cuda where a card is found
+  int32_t device = 0;            // --device: CUDA's number of the card
+  int32_t cpu_threads = 0;       // --cpu-threads of a worker; 0: as many as cores
   int64_t device_memory_limit_bytes =
       0;  // --device-memory-limit: arena + overhead; 0: the device's free memory
+  int64_t device_reserve_bytes =
+      0;  // --device-reserve: left to others on a card; 0: 1 %, 64 MiB to 512 MiB
   int64_t host_store_limit_bytes = 0;  // --host-store-limit: pinned bytes; 0: from MemAvailable
   int64_t host_reserve_bytes = 0;  // --host-reserve: kept free for others; 0: 5 % at least 512 MiB
   int64_t cache_cap_bytes = 0;     // --cache-cap; 0: none
@@ -61,6 +64,7 @@ struct Config {
   std::string MirrorDir(const std::string& id) const { return state_dir + "/mirror/" + id; }
   std::string ArtifactDir(const std::string& id) const { return state_dir + "/artifacts/" + id; }
   std::string FilePath(const std::string& sha256) const { return FilesDir() + "/" + sha256; }
+  std::string ProfileDir() const { return state_dir + "/profile"; }
   std::string JobLogPath(const std::string& id) const { return JobDir(id) + "/log.txt"; }
 };
 

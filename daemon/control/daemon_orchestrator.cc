@@ -100,7 +100,9 @@ absl::Status DaemonOrchestrator::Open() {
 absl::Status DaemonOrchestrator::Start() {
   WorkerOptions options;
   options.binary = config_.worker_binary;
-  options.args = {absl::StrCat("--backend=", config_.backend)};
+  options.args = {absl::StrCat("--backend=", config_.backend),
+                  absl::StrCat("--device=", config_.device),
+                  absl::StrCat("--profile-dir=", config_.ProfileDir())};
   if (config_.cpu_threads > 0)
     options.args.push_back(absl::StrCat("--cpu-threads=", config_.cpu_threads));
   options.mark_path = config_.state_dir + "/worker-0.mark";

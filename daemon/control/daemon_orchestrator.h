@@ -30,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "cache/base_cache.h"
+#include "daemon/control/device_budget.h"
 #include "daemon/control/event_loop.h"
 #include "daemon/control/fd_store.h"
 #include "daemon/control/job_preparer.h"
@@ -132,9 +133,11 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   struct DeviceView {
     bool up = false;
     engine::MachineProfile profile;
-    std::string backend;
+    std::string backend;  // of the last worker that came up; empty: none has yet
+    std::string backend_reason;
+    bool memory_apart = false;
     int64_t overhead_bytes = 0;
-    int64_t arena_bytes = 0;  // held by the worker
+    int64_t arena_bytes = 0;  // of the last pass
   };
 
   // ---- daemon_orchestrator.cc ----
@@ -181,6 +184,8 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   void OnWorkerMessage(int64_t generation, soup::worker::v1::FromWorker message) override;
   void OnWorkerDown(int64_t generation, bool was_up, bool clean, const std::string& cause) override;
   void TellNoWorker(const std::string& cause);
+  // The backend that jobs run on; empty: not known before a worker is up (--backend auto).
+  std::string BackendName() const;
   void WorkerUp(int64_t generation, const soup::worker::v1::Hello& hello);
   void WorkerDown(int64_t generation, bool clean, const std::string& cause);
   // `in_hand`: the worker was at this very job. `reason`: WORKER_LOST or DEVICE_LOST.
@@ -215,8 +220,12 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   void ChargePass(double seconds);
 
   // ---- orchestrator_queries.cc ----
+  DeviceMemoryView DeviceMemory() const;
+  DeviceLimits Limits() const {
+    return {config_.device_memory_limit_bytes, config_.device_reserve_bytes};
+  }
   // The most that an arena may take now.
-  int64_t DeviceBudget() const;
+  int64_t DeviceBudget() const { return ArenaBudget(DeviceMemory(), Limits()); }
   // Host memory that passes may keep activations in.
   int64_t HostBudget() const;
   void PublishCacheMetrics();

@@ -128,7 +128,7 @@ class Daemon {
       if (signal > 0) return signal;
       watchdog_->Feed();
       if (absl::Now() >= next_look) {
-        ShowStorage();
+        ShowHealth();
         next_look = absl::Now() + kStoragePeriod;
       }
       if (absl::Now() >= next_collect) {
@@ -172,7 +172,7 @@ class Daemon {
     SOUP_ASSIGN_OR_RETURN(metrics_endpoint_,
                           MetricsEndpoint::Start(config_.metrics_listen, metrics_, [this] {
                             if (api_->draining) return absl::UnavailableError("stopping");
-                            return Storage();
+                            return Storage(Node());
                           }));
     SOUP_LOG(kInfo, "main") << "metrics on http://" << metrics_endpoint_->address() << "/metrics";
     return TellAddress("metrics.addr", metrics_endpoint_->address());
@@ -186,19 +186,27 @@ class Daemon {
                            : engine::WriteFileAtomically(fs, path, address + "\n");
   }
 
-  absl::Status Storage() const {
-    SOUP_RETURN_IF_ERROR(store_->StorageStatus());
+  soup::v1::Node Node() const {
     soup::v1::Node node;
     node.set_storage_healthy(true);
     orchestrator_->FillNode(&node);
+    return node;
+  }
+
+  absl::Status Storage(const soup::v1::Node& node) const {
+    SOUP_RETURN_IF_ERROR(store_->StorageStatus());
     return node.storage_healthy() ? absl::OkStatus()
                                   : absl::UnavailableError(node.storage_message());
   }
 
-  void ShowStorage() {
-    const bool healthy = Storage().ok();
+  void ShowHealth() {
+    const soup::v1::Node node = Node();
+    const bool healthy = Storage(node).ok();
     metrics_.SetStorageHealthy(healthy);
     server_->SetStorageHealthy(healthy);
+    bool workers = true;
+    for (const soup::v1::WorkerInfo& worker : node.workers()) workers = workers && worker.up();
+    server_->SetWorkerHealthy(workers);
   }
 
   const Config& config_;

@@ -113,6 +113,8 @@ struct Metrics::Series {
                                            "Chunks whose checksum was wrong and were rebuilt.");
   Counter& worker_restarts =
       MakeCounter(r, "worker_restarts_total", "Workers that died and were started again.");
+  Family<Gauge>& worker_up = MakeGauges(
+      r, "worker_up", "1 when the device's worker is there, 0 while none can be started.");
   Gauge& storage_healthy = MakeGauge(
       r, "storage_healthy", "1 when the last writes to disk succeeded, 0 when they failed.");
   Family<Gauge>& checkpoint =
@@ -177,6 +179,10 @@ void Metrics::SetDeviceMemory(int device, int64_t planned_bytes, int64_t peak_by
 
 void Metrics::SetLinkRate(int device, double bytes_per_second) {
   series_->link_rate.Add({{"device", absl::StrCat(device)}}).Set(bytes_per_second);
+}
+
+void Metrics::SetWorkerUp(int device, bool up) {
+  series_->worker_up.Add({{"device", absl::StrCat(device)}}).Set(up ? 1 : 0);
 }
 
 void Metrics::SetStorageHealthy(bool healthy) { series_->storage_healthy.Set(healthy ? 1 : 0); }

@@ -47,6 +47,7 @@ class Metrics {
   // link_bytes_per_second{device}: what the machine profile measured, to hold the copy rate
   // against.
   void SetLinkRate(int device, double bytes_per_second);
+  void SetWorkerUp(int device, bool up);
   void WorkerRestarted();
   void CheckpointDone(const std::string& job_id, int64_t unix_ms);
 

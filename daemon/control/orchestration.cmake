@@ -1,6 +1,6 @@
 # Scheduler, workers, bases and the orchestrator: included by CMakeLists.txt of this folder.
 soup_library(daemon_workers
-  SRCS event_loop.cc fd_store.cc pass_planner.cc prepare_runner.cc scheduler.cc spawn.cc
+  SRCS device_budget.cc event_loop.cc fd_store.cc pass_planner.cc prepare_runner.cc scheduler.cc spawn.cc
        worker_supervisor.cc
   DEPS soup::cache soup::daemon_common soup::engine_base soup::engine_plan soup::proto absl::cleanup
        absl::status absl::statusor absl::strings absl::synchronization absl::time

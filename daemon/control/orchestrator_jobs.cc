@@ -362,6 +362,15 @@ void DaemonOrchestrator::Prepared(const std::string& job_id,
                                               " (--quota-pinned): it waits for your other jobs");
     }
   }
+  if (outcome->job != nullptr && outcome->job->numeric.backend != BackendName()) {
+    outcome->failure.then = PrepareFailure::Then::kPause;
+    outcome->failure.reason = soup::v1::DEVICE_LOST;
+    outcome->failure.message = absl::StrCat(
+        "the job began on backend ", outcome->job->numeric.backend, " and soupd runs on ",
+        BackendName(), " now: other bits would come out. Bring the device back (soupd --backend ",
+        outcome->job->numeric.backend, ") and resume the job, or submit it anew");
+    outcome->job = nullptr;
+  }
   if (outcome->job != nullptr) {
     job->prepared = outcome->job;
     job->last_served = absl::Now();
@@ -400,7 +409,9 @@ void DaemonOrchestrator::PrepareFailed(Job* job, const PrepareFailure& failure) 
       return;
     case PrepareFailure::Then::kPause:
       job->exit = Exit{JobTrigger::kPaused, failure.reason,
-                       absl::StrCat(failure.message, "; free some room and resume the job")};
+                       failure.reason == soup::v1::STORAGE
+                           ? absl::StrCat(failure.message, "; free some room and resume the job")
+                           : failure.message};
       return;
     case PrepareFailure::Then::kWait:
       job->not_before = absl::Now() + kRoomRetry;

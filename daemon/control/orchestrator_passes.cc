@@ -194,7 +194,7 @@ void DaemonOrchestrator::HandlePassDone(const soup::worker::v1::PassDone& m) {
   pass_in_flight_ = false;
   parts_.metrics->PassDone({m.seconds(), m.stall_seconds(), m.copy_bytes(), m.copy_busy_seconds()});
   if (m.arena_planned_bytes() > 0)
-    parts_.metrics->SetDeviceMemory(0, m.arena_planned_bytes(), m.device_peak_bytes());
+    parts_.metrics->SetDeviceMemory(config_.device, m.arena_planned_bytes(), m.device_peak_bytes());
   if (m.arena_planned_bytes() > 0) {
     absl::MutexLock lock(&mu_);
     device_.arena_bytes = m.arena_planned_bytes();

@@ -16,7 +16,6 @@ namespace {
 
 constexpr absl::Duration kLookAtCaller = absl::Milliseconds(100);
 constexpr double kHostShare = 0.5;  // of available memory, for what passes keep on the host
-constexpr double kCpuShare = 0.5;   // of available memory, for an arena when nothing else is said
 
 // Turns "is the caller still there" into a Cancellation, for as long as it lives.
 class CallWatch {
@@ -120,22 +119,30 @@ soup::v1::CacheEntry EntryOf(const cache::BaseManifest& manifest) {
 
 }  // namespace
 
-int64_t DaemonOrchestrator::DeviceBudget() const {
-  int64_t overhead = 0;
-  int64_t held = 0;
+DeviceMemoryView DaemonOrchestrator::DeviceMemory() const {
+  const WorkerSupervisor::Info worker = supervisor_->info();
+  DeviceMemoryView memory;
   {
     absl::MutexLock lock(&mu_);
-    overhead = device_.overhead_bytes;
-    held = device_.arena_bytes;
+    memory.apart = device_.memory_apart;
+    memory.total_bytes = device_.profile.device_memory_bytes;
+    memory.overhead_bytes = device_.overhead_bytes;
+    memory.arena_bytes = device_.arena_bytes;
   }
-  if (config_.device_memory_limit_bytes > 0)
-    return std::max<int64_t>(0, config_.device_memory_limit_bytes - overhead);
-  if (config_.backend == "cpu") {
-    auto available = cache::RealHostMemory().Available();
-    if (available.ok()) return static_cast<int64_t>(kCpuShare * (available->bytes + held));
-    return held;
+  if (memory.apart) {
+    memory.free_bytes = worker.device_free_bytes;
+    memory.arena_bytes = worker.arena_bytes;
+  } else {
+    const auto available = cache::RealHostMemory().Available();
+    memory.free_bytes = available.ok() ? available->bytes : 0;
   }
-  return std::max<int64_t>(0, supervisor_->info().device_free_bytes + held);
+  return memory;
+}
+
+std::string DaemonOrchestrator::BackendName() const {
+  if (config_.backend != "auto") return config_.backend;
+  absl::MutexLock lock(&mu_);
+  return device_.backend;
 }
 
 int64_t DaemonOrchestrator::HostBudget() const {
@@ -158,10 +165,11 @@ absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, cons
         "base: the model takes ", model.slab_bytes, " bytes of host memory, the quota of ", user,
         " is ", config_.quota_pinned_bytes, " (--quota-pinned)"));
   const int64_t asked = spec.resources().vram_bytes();
-  if (asked <= 0) return absl::OkStatus();
-  // The least that any data could need: one record of one token.
   engine::MachineProfile profile;
-  profile.backend = config_.backend;
+  profile.backend = BackendName();
+  // Not known yet: told when the job is planned.
+  if (asked <= 0 || profile.backend.empty()) return absl::OkStatus();
+  // The least that any data could need: one record of one token.
   SOUP_ASSIGN_OR_RETURN(engine::JobShape shape, JobShapeOf(spec, model.spec, {1}, {}));
   SOUP_ASSIGN_OR_RETURN(const engine::NumericPlan numeric, engine::MakeNumericPlan(shape, profile));
   SOUP_ASSIGN_OR_RETURN(const int64_t least,
@@ -357,11 +365,21 @@ void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
     jobs = jobs_on_base_;
   }
   soup::v1::Device* device = node->add_devices();
-  device->set_index(0);
+  device->set_index(config_.device);
   device->set_name(worker.device);
   device->set_memory_bytes(worker.device_memory_bytes);
   device->set_free_bytes(worker.device_free_bytes);
-  device->set_backend(config_.backend);
+  device->set_arena_bytes(worker.arena_bytes);
+  device->set_host_memory_pageable(worker.host_memory_pageable);
+  device->set_backend(BackendName());
+  {
+    absl::MutexLock lock(&mu_);
+    device->set_overhead_bytes(device_.overhead_bytes);
+    device->set_copy_bytes_per_second(device_.profile.copy_bytes_per_second);
+    device->set_gemm_flops(device_.profile.gemm_flops);
+    device->set_dequant_bytes_per_second(device_.profile.dequant_bytes_per_second);
+    device->set_backend_reason(device_.backend_reason);
+  }
   for (const cache::HostedBase& hosted : cache_->host().List()) {
     soup::v1::HostBase* base = node->add_bases();
     base->set_fingerprint(hosted.key.fingerprint);
@@ -374,6 +392,7 @@ void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
   soup::v1::WorkerInfo* info = node->add_workers();
   info->set_pid(worker.pid);
   info->set_state(worker.state);
+  info->set_up(worker.up);
   info->set_restarts(worker.restarts);
   info->set_device(worker.device);
   info->set_heartbeat_age_ms(worker.heartbeat_age_ms);

@@ -37,6 +37,7 @@ void DaemonOrchestrator::OnWorkerMessage(int64_t generation, FromWorker message)
 void DaemonOrchestrator::OnWorkerDown(int64_t generation, bool was_up, bool clean,
                                       const std::string& cause) {
   if (!clean) parts_.metrics->WorkerRestarted();
+  parts_.metrics->SetWorkerUp(config_.device, false);
   if (!was_up) {
     if (!clean) loop_.Post([this, cause] { TellNoWorker(cause); });
     return;
@@ -55,18 +56,30 @@ void DaemonOrchestrator::WorkerUp(int64_t generation, const soup::worker::v1::He
   }
   generation_ = generation;
   orders_out_ = 0;
-  parts_.metrics->SetLinkRate(0, profile->copy_bytes_per_second);
+  parts_.metrics->SetLinkRate(config_.device, profile->copy_bytes_per_second);
+  parts_.metrics->SetWorkerUp(config_.device, true);
   planner_.Forget();
+  bool first = false;
   {
     absl::MutexLock lock(&mu_);
+    first = device_.backend.empty();
     device_.up = true;
     device_.profile = *std::move(profile);
     device_.backend = hello.backend();
+    if (!hello.backend_reason().empty()) device_.backend_reason = hello.backend_reason();
+    device_.memory_apart = hello.device_memory_apart();
     device_.overhead_bytes = hello.overhead_bytes();
     device_.arena_bytes = 0;
   }
+  // What auto took once stays: a card that is gone for a moment must not change anybody's bits.
+  if (first && config_.backend == "auto")
+    supervisor_->AddArgument(absl::StrCat("--backend=", hello.backend()));
   SOUP_LOG(kInfo, "worker") << "worker " << generation << " is up: pid " << hello.pid() << ", "
-                            << hello.device_name();
+                            << hello.backend() << ", " << hello.device_name() << ", "
+                            << HumanBytes(hello.device_free_bytes()) << " free, "
+                            << HumanBytes(hello.overhead_bytes()) << " of its own"
+                            << (hello.backend_reason().empty() ? "" : "; auto: ")
+                            << hello.backend_reason();
   Schedule();
 }
 
@@ -304,13 +317,9 @@ void DaemonOrchestrator::StartPass() {
 
 // Jobs that do not fit even alone: told so with both numbers.
 void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_t device_budget) {
-  int64_t overhead = 0;
-  int64_t most = config_.device_memory_limit_bytes;
-  {
-    absl::MutexLock lock(&mu_);
-    overhead = device_.overhead_bytes;
-    if (most == 0) most = device_.profile.device_memory_bytes;
-  }
+  const DeviceMemoryView memory = DeviceMemory();
+  const int64_t overhead = memory.overhead_bytes;
+  const int64_t most = LargestProcess(memory, Limits());
   for (const std::string& id : ids) {
     Job* job = Find(id);
     if (job == nullptr) continue;
@@ -339,8 +348,10 @@ void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_
     ScheduleAt(job->not_before);
     if (job->state == soup::v1::QUEUED) continue;
     job->exit = Exit{JobTrigger::kRequeued, soup::v1::OUT_OF_MEMORY,
-                     absl::StrCat("the job needs at least ", needed, " bytes on the device, ",
-                                  device_budget + overhead, " are free: it waits for more")};
+                     absl::StrCat("the job needs at least ", needed, " bytes on the device (",
+                                  HumanBytes(needed), "), it may have ", device_budget + overhead,
+                                  " (", HumanBytes(device_budget + overhead),
+                                  "): it waits for others to leave it more")};
     Attend(job);
   }
 }

@@ -60,6 +60,11 @@ absl::Status WorkerSupervisor::Send(int64_t generation, const ToWorker& message,
   return status;
 }
 
+void WorkerSupervisor::AddArgument(std::string argument) {
+  absl::MutexLock lock(&mu_);
+  more_args_.push_back(std::move(argument));
+}
+
 void WorkerSupervisor::SetBusy(bool busy) {
   absl::MutexLock lock(&mu_);
   if (busy && !busy_) progress_at_ = absl::Now();
@@ -90,7 +95,10 @@ WorkerSupervisor::Info WorkerSupervisor::info() const {
   info.restarts = std::max(0, starts_ - 1);
   info.device = hello_.device_name();
   info.device_memory_bytes = hello_.device_memory_bytes();
-  info.device_free_bytes = device_free_bytes_;
+  info.device_free_bytes = memory_.device_free_bytes();
+  info.arena_bytes = memory_.arena_bytes();
+  info.host_memory_pageable = memory_.host_memory_pageable();
+  info.up = up_;
   if (pid_ != 0) info.heartbeat_age_ms = absl::ToInt64Milliseconds(absl::Now() - heard_at_);
   info.last_cause = last_cause_;
   return info;
@@ -122,6 +130,10 @@ WorkerSupervisor::Life WorkerSupervisor::LiveOnce(int64_t generation) {
     return life;
   }
   std::vector<std::string> args = options_.args;
+  {
+    absl::MutexLock lock(&mu_);
+    args.insert(args.end(), more_args_.begin(), more_args_.end());
+  }
   args.push_back(absl::StrCat("--link-fd=", kChildLinkFd));
   args.push_back(absl::StrCat("--parent-pid=", ::getpid()));
   absl::StatusOr<pid_t> pid = SpawnChild(options_.binary, args, pair->second.get());
@@ -213,6 +225,7 @@ std::string WorkerSupervisor::Serve(int64_t generation, Link* link, Life* life) 
     }
     FromWorker message;
     if (!message.ParseFromString(frame->bytes)) return "it sent what is no message";
+    if (message.item_case() == FromWorker::kCannotStart) return message.cannot_start().message();
     const bool first = !life->was_up;
     if (first != (message.item_case() == FromWorker::kHello))
       return "it did not begin with one Hello";
@@ -222,12 +235,13 @@ std::string WorkerSupervisor::Serve(int64_t generation, Link* link, Life* life) 
       if (first) {
         up_ = true;
         hello_ = message.hello();
-        device_free_bytes_ = hello_.device_free_bytes();
+        memory_.Clear();
+        memory_.set_device_free_bytes(hello_.device_free_bytes());
       }
       if (message.item_case() == FromWorker::kHeartbeat) {
         if (message.heartbeat().progress() != progress_) progress_at_ = heard_at_;
         progress_ = message.heartbeat().progress();
-        device_free_bytes_ = message.heartbeat().device_free_bytes();
+        memory_ = message.heartbeat();
       } else {
         progress_at_ = heard_at_;
       }

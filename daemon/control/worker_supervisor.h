@@ -71,6 +71,8 @@ class WorkerSupervisor {
   // Link::Send; a worker whose queue is full is killed.
   absl::Status Send(int64_t generation, const soup::worker::v1::ToWorker& message,
                     absl::Span<const int> fds = absl::Span<const int>());
+  // One more argument of every worker that is started from now on.
+  void AddArgument(std::string argument);
   // Whether the worker has been given work and must show progress.
   void SetBusy(bool busy);
   // Kills the present worker, if it is of this generation; OnDown follows.
@@ -82,8 +84,12 @@ class WorkerSupervisor {
     int32_t restarts = 0;  // starts after the first
     std::string device;    // of the last Hello
     int64_t heartbeat_age_ms = 0;
-    int64_t device_free_bytes = 0;
     int64_t device_memory_bytes = 0;
+    // Of the last heartbeat; free and arena belong together.
+    int64_t device_free_bytes = 0;
+    int64_t arena_bytes = 0;
+    bool host_memory_pageable = false;
+    bool up = false;         // a worker is there and has said Hello
     std::string last_cause;  // why the last one died
   };
   Info info() const;
@@ -116,7 +122,8 @@ class WorkerSupervisor {
   int64_t progress_ ABSL_GUARDED_BY(mu_) = 0;
   int32_t starts_ ABSL_GUARDED_BY(mu_) = 0;
   soup::worker::v1::Hello hello_ ABSL_GUARDED_BY(mu_);
-  int64_t device_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  soup::worker::v1::WorkerHeartbeat memory_ ABSL_GUARDED_BY(mu_);  // the last one's bytes
+  std::vector<std::string> more_args_ ABSL_GUARDED_BY(mu_);
   std::string last_cause_ ABSL_GUARDED_BY(mu_);
 
   std::thread thread_;

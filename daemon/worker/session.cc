@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "daemon/worker/machine_probe.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "kernels/ops.h"
 
 namespace soup::worker {
 
@@ -22,13 +22,14 @@ using soup::worker::v1::ToWorker;
 
 namespace {
 
+constexpr int kDeviceFailed = 4;  // exit status
+
 int64_t UnixMs() { return engine::RealClock().UnixNs() / 1'000'000; }
 
 }  // namespace
 
-Session::Session(SessionOptions options, engine::Backend* backend, engine::MachineProfile profile,
-                 daemon::Link* link)
-    : options_(options), backend_(backend), profile_(std::move(profile)), link_(link) {}
+Session::Session(SessionOptions options, Device* device, daemon::Link* link)
+    : options_(options), device_(device), backend_(device->backend.get()), link_(link) {}
 
 Session::~Session() {
   {
@@ -43,11 +44,14 @@ int Session::Run() {
   soup::worker::v1::Hello* h = hello.mutable_hello();
   h->set_pid(::getpid());
   h->set_backend(backend_->name());
-  h->set_device_name(profile_.device_name);
-  h->set_device_memory_bytes(profile_.device_memory_bytes);
-  h->set_device_free_bytes(HostMemoryAvailable());
-  h->set_overhead_bytes(profile_.overhead_bytes);
-  h->set_machine_profile(profile_.ToText());
+  const engine::MachineProfile& profile = device_->profile;
+  h->set_device_name(profile.device_name);
+  h->set_device_memory_bytes(profile.device_memory_bytes);
+  h->set_device_free_bytes(device_->free_bytes());
+  h->set_overhead_bytes(profile.overhead_bytes);
+  h->set_machine_profile(profile.ToText());
+  h->set_device_memory_apart(device_->memory_apart);
+  h->set_backend_reason(device_->why);
   Send(hello);
   heart_ = std::thread([this] { Beat(); });
   for (;;) {
@@ -77,9 +81,22 @@ void Session::Beat() {
       m.mutable_heartbeat()->set_progress(orders_ + progress_before_ +
                                           (trainer_ == nullptr ? 0 : trainer_->progress()));
     }
-    m.mutable_heartbeat()->set_device_free_bytes(HostMemoryAvailable());
+    FillMemory(m.mutable_heartbeat());
     // soupd is gone: so are we, in the middle of a pass too. The mirror is whole at any instant.
     if (absl::IsUnavailable(link_->Send(m))) ::_exit(1);
+  }
+}
+
+void Session::FillMemory(soup::worker::v1::WorkerHeartbeat* heartbeat) const {
+  // An arena that came or went between two looks would be counted twice, or not at all.
+  constexpr int kLooks = 5;
+  engine::BackendCounters counters = backend_->counters();
+  for (int look = 0; look < kLooks; ++look) {
+    heartbeat->set_device_free_bytes(device_->free_bytes());
+    heartbeat->set_arena_bytes(counters.arena_bytes);
+    heartbeat->set_host_memory_pageable(counters.pageable_bytes > 0);
+    counters = backend_->counters();
+    if (counters.arena_bytes == heartbeat->arena_bytes()) return;
   }
 }
 
@@ -159,7 +176,7 @@ absl::Status Session::TakeDevice(const std::string& base_key) {
     return absl::FailedPreconditionError(absl::StrCat("base ", base_key, " is not loaded"));
   ReleaseDevice("another base has its turn");
   engine::TrainerOptions options;
-  options.profile = profile_;
+  options.profile = device_->profile;
   SOUP_ASSIGN_OR_RETURN(std::unique_ptr<engine::Trainer> trainer,
                         engine::Trainer::Create(backend_, base->second->base(), options));
   engine_ = trainer.get();
@@ -211,7 +228,7 @@ void Session::OpenJob(const soup::worker::v1::OpenJob& open) {
   auto opened = engine_->OpenJob(*std::move(setup));
   if (!opened.ok()) return fault(opened.status());
   jobs_[id] = OpenedJob{open.spec().name(), open.spec().training().save_every(),
-                        opened->steps_total, open.artifact_dir()};
+                        opened->steps_total, opened->steps_done, open.artifact_dir()};
   FromWorker m;
   soup::worker::v1::JobOpened* reply = m.mutable_job_opened();
   reply->set_job_id(id);
@@ -286,25 +303,39 @@ absl::Status Session::CheckPlan(const engine::PassRequest& request,
 }
 
 absl::StatusOr<TestDeath> TestDeath::Parse(const std::string& text) {
+  static const std::map<std::string, How> kHows = {{"before", How::kBefore},
+                                                   {"committed", How::kCommitted},
+                                                   {"fault", How::kFault},
+                                                   {"fault-once", How::kFaultOnce}};
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   TestDeath death;
   if (parts.size() != 3 || parts[0].empty() || !absl::SimpleAtoi(parts[1], &death.step) ||
-      (parts[2] != "before" && parts[2] != "committed"))
+      kHows.count(parts[2]) == 0)
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" is not NAME:STEP:before or NAME:STEP:committed"));
+        absl::StrCat("\"", text, "\" is not NAME:STEP:before|committed|fault|fault-once"));
   death.job_name = parts[0];
-  death.committed = parts[2] == "committed";
+  death.how = kHows.at(parts[2]);
   return death;
 }
 
-void Session::DieInTest(const soup::worker::v1::RunPass& pass, bool committed) const {
+void Session::DieInTest(const soup::worker::v1::RunPass& pass, bool committed) {
   const TestDeath& death = options_.test_death;
-  if (death.job_name.empty() || death.committed != committed) return;
+  if (death.job_name.empty() || (death.how == TestDeath::How::kCommitted) != committed) return;
   for (const soup::worker::v1::WorkItem& item : pass.items()) {
     const auto job = jobs_.find(item.job_id());
-    if (job != jobs_.end() && job->second.name == death.job_name && item.step() == death.step &&
-        !item.score())
+    if (job == jobs_.end() || job->second.name != death.job_name || item.step() != death.step ||
+        item.score())
+      continue;
+    if (death.how == TestDeath::How::kBefore || death.how == TestDeath::How::kCommitted)
       ::raise(SIGKILL);
+    if (death.how == TestDeath::How::kFaultOnce && job->second.steps_at_open == death.step - 1)
+      continue;
+    kernels::GatherActRowsArgs nowhere{};
+    nowhere.x = nowhere.y = reinterpret_cast<void*>(0x1000);
+    nowhere.rows = reinterpret_cast<const int32_t*>(0x1000);
+    nowhere.n = 1;
+    nowhere.H = 8;
+    backend_->GatherActRows(nowhere);
   }
 }
 
@@ -331,7 +362,7 @@ void Session::RunPass(const soup::worker::v1::RunPass& pass) {
     done->set_copy_busy_seconds(result->copy_busy_seconds);
     done->set_arena_planned_bytes(result->arena_planned_bytes);
     done->set_arena_measured_bytes(result->arena_measured_bytes);
-    done->set_device_peak_bytes(profile_.overhead_bytes + result->arena_measured_bytes);
+    done->set_device_peak_bytes(device_->profile.overhead_bytes + result->arena_measured_bytes);
     done->set_tokens(result->tokens);
   } else {
     TellFailedPass(pass, result.status());
@@ -370,10 +401,26 @@ void Session::TellSteps(const engine::PassResult& result) {
 void Session::TellFailedPass(const soup::worker::v1::RunPass& pass, const absl::Status& status) {
   SOUP_LOG(kError, "worker") << "pass " << pass.pass_id() << ": " << status.ToString();
   const bool memory = absl::IsResourceExhausted(status);
+  if (memory) {
+    // What soupd plans with next is what is free now.
+    FromWorker m;
+    m.mutable_heartbeat()->set_progress(++orders_);
+    FillMemory(m.mutable_heartbeat());
+    Send(m);
+  }
   for (const soup::worker::v1::WorkItem& item : pass.items())
     Fault(item.job_id(), memory ? soup::v1::OUT_OF_MEMORY : soup::v1::DEVICE_LOST,
           std::string(status.message()), item.step(), /*ordered=*/false);
+  if (!backend_->status().ok()) LeaveDevice();
   ReleaseDevice("a pass failed");
+}
+
+// Neither the trainer nor the backend is destroyed: they would wait for a device that is gone.
+void Session::LeaveDevice() {
+  SOUP_LOG(kError, "worker") << "the device has failed (" << backend_->status().message()
+                             << "): this worker ends, the next begins anew";
+  link_->Flush(absl::Now() + absl::Seconds(5));
+  ::_exit(kDeviceFailed);
 }
 
 }  // namespace soup::worker

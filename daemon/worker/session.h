@@ -4,7 +4,9 @@
 //
 // Bases stay mapped until they are dropped; one trainer at a time has the device. When a pass is
 // for another base, jobs open on the one before are closed and told so (PREEMPTED): they go on from
-// their mirrors. A job's own fault closes that job; a pass that fails closes every job.
+// their mirrors. A job's own fault closes that job; a pass that fails closes every job. When it
+// failed because the device did, the worker tells its jobs and ends: nothing on that device can be
+// used by this process any more, and the next worker begins anew.
 #ifndef SOUP_DAEMON_WORKER_SESSION_H_
 #define SOUP_DAEMON_WORKER_SESSION_H_
 
@@ -19,23 +21,29 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "daemon/common/link.h"
+#include "daemon/worker/device.h"
 #include "daemon/worker/mapped_base.h"
 #include "daemon/worker/translate.h"
-#include "engine/base/machine_profile.h"
-#include "engine/device/backend.h"
 #include "engine/train/trainer.h"
 #include "soup/worker/v1/worker.pb.h"
 
 namespace soup::worker {
 
-// A hook of tests: the worker kills itself (SIGKILL) when it is to run step `step` of a job named
-// `job_name`: before the pass, or after its steps are committed and before they are told.
+// A hook of tests: the worker dies when it is to run step `step` of a job named `job_name`.
 struct TestDeath {
+  enum class How {
+    kBefore,     // SIGKILL before the pass
+    kCommitted,  // SIGKILL after its steps are committed and before they are told
+    // An op on an address that is nobody's: an illegal access of the device, a segmentation fault
+    // on the CPU.
+    kFault,
+    kFaultOnce,  // the same, unless the job was opened at this very step
+  };
   std::string job_name;  // empty: never
   int64_t step = 0;
-  bool committed = false;
+  How how = How::kBefore;
 
-  // "NAME:STEP:before" or "NAME:STEP:committed". Errors: InvalidArgument.
+  // "NAME:STEP:before", …:committed, …:fault or …:fault-once. Errors: InvalidArgument.
   static absl::StatusOr<TestDeath> Parse(const std::string& text);
 };
 
@@ -46,9 +54,8 @@ struct SessionOptions {
 
 class Session {
  public:
-  // Borrows backend and link.
-  Session(SessionOptions options, engine::Backend* backend, engine::MachineProfile profile,
-          daemon::Link* link);
+  // Borrows device and link.
+  Session(SessionOptions options, Device* device, daemon::Link* link);
   ~Session();
 
   // Says Hello and serves. Returns the exit status: 0 when told to end or the link was closed.
@@ -59,10 +66,13 @@ class Session {
     std::string name;
     int32_t save_every = 0;
     int64_t steps_total = 0;
+    int64_t steps_at_open = 0;
     std::string artifact_dir;
   };
 
   void Beat();
+  // Free bytes and the arena's, of one moment. Any thread.
+  void FillMemory(soup::worker::v1::WorkerHeartbeat* heartbeat) const;
   void Send(const soup::worker::v1::FromWorker& message);
   void Serve(const soup::worker::v1::ToWorker& message, std::vector<engine::UniqueFd> fds);
 
@@ -76,9 +86,11 @@ class Session {
 
   absl::Status CheckPlan(const engine::PassRequest& request,
                          const soup::worker::v1::RunPass& pass) const;
-  void DieInTest(const soup::worker::v1::RunPass& pass, bool committed) const;
+  void DieInTest(const soup::worker::v1::RunPass& pass, bool committed);
   void TellSteps(const engine::PassResult& result);
   void TellFailedPass(const soup::worker::v1::RunPass& pass, const absl::Status& status);
+  // The device has failed: tells what is queued and ends the process.
+  [[noreturn]] void LeaveDevice();
   // Closes the job and tells why.
   void Fault(const std::string& job_id, soup::v1::Reason reason, const std::string& message,
              int64_t step, bool ordered);
@@ -87,8 +99,8 @@ class Session {
   void ReleaseDevice(const std::string& why);
 
   const SessionOptions options_;
-  engine::Backend* const backend_;
-  const engine::MachineProfile profile_;
+  Device* const device_;
+  engine::Backend* const backend_;  // the device's
   daemon::Link* const link_;
 
   std::map<std::string, std::unique_ptr<MappedBase>> bases_;

@@ -44,13 +44,16 @@ struct AttentionScratch {
   int64_t most_split = 1;
 };
 
-// Sums since the backend was made. A pass's share is a difference of two readings.
+// Sums since the backend was made (a pass's share is a difference of two readings), and what it
+// holds now.
 struct BackendCounters {
   int64_t copy_bytes = 0;        // host -> device on the copy stream
   double copy_busy_seconds = 0;  // time in which the copy stream moved bytes
   double stall_seconds = 0;      // time in which compute waited for a copy
   int64_t offload_bytes = 0;     // both ways on the offload stream
   double offload_busy_seconds = 0;
+  int64_t arena_bytes = 0;       // now: of the arenas that live
+  int64_t pageable_bytes = 0;    // now: told of by RegisterHostMemory, and could not be pinned
 };
 
 // What PrepareGemms has done.

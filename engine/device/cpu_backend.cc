@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -56,6 +57,14 @@ class CpuBackend final : public Backend {
       return absl::ResourceExhaustedError(absl::StrCat(
           "an arena of ", bytes, " bytes does not fit ", "the host's ", HostMemoryBytes()));
     }
+    if (options_.free_bytes) {
+      const int64_t free = options_.free_bytes() - arena_bytes_;
+      if (bytes > free) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat(bytes, " bytes do not fit on the device: ", free, " bytes are free; end ",
+                         "other programs on it, or lower the budget"));
+      }
+    }
     const size_t mapped = static_cast<size_t>(ArenaRoundUp(bytes < 1 ? 1 : bytes));
     void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) {
@@ -67,8 +76,13 @@ class CpuBackend final : public Backend {
     if (options_.poison_arena) {
       poison = [](std::byte* p, int64_t n) { std::memset(p, 0xff, static_cast<size_t>(n)); };
     }
+    arena_bytes_ += bytes;
     return std::make_unique<Arena>(
-        static_cast<std::byte*>(base), bytes, [base, mapped] { munmap(base, mapped); },
+        static_cast<std::byte*>(base), bytes,
+        [this, base, mapped, bytes] {
+          munmap(base, mapped);
+          arena_bytes_ -= bytes;
+        },
         std::move(poison));
   }
 
@@ -106,7 +120,11 @@ class CpuBackend final : public Backend {
   }
   absl::Status Synchronize(absl::Duration timeout) override { return copies_.Drain(timeout); }
   absl::Status status() const override { return absl::OkStatus(); }  // Nothing here can fail.
-  BackendCounters counters() const override { return copies_.counters(); }
+  BackendCounters counters() const override {
+    BackendCounters counters = copies_.counters();
+    counters.arena_bytes = arena_bytes_;
+    return counters;
+  }
 
   absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
                                  StreamView stream) override {
@@ -211,9 +229,15 @@ class CpuBackend final : public Backend {
   const CpuBackendOptions options_;
   cpu::CpuContext context_;
   CpuCopyStream copies_;
+  std::atomic<int64_t> arena_bytes_{0};
 };
 
 }  // namespace
+
+int64_t CpuBackendOverheadBytes(int cpu_threads) {
+  return cpu_threads * cpu::CpuContext::kScratchFloats * static_cast<int64_t>(sizeof(float)) +
+         cpu::CpuContext::kPartials * static_cast<int64_t>(sizeof(double));
+}
 
 std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options) {
   return std::make_unique<CpuBackend>(options);

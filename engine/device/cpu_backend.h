@@ -5,6 +5,7 @@
 #define SOUP_ENGINE_DEVICE_CPU_BACKEND_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/time/time.h"
@@ -25,7 +26,14 @@ struct CpuBackendOptions {
   double copy_bytes_per_second = 0;
   // Fills every arena buffer with NaNs when it is taken: a read before a write shows.
   bool poison_arena = false;
+  // Bytes that others leave for arenas, asked when one is made: plays a card whose memory is shared
+  // with strangers. Empty: the host's memory is the limit. For tests.
+  std::function<int64_t()> free_bytes;
 };
+
+// Bytes of host memory that the backend's kernels hold beside the arena: their scratch, which is
+// made once. `cpu_threads`: as in the options, not 0.
+int64_t CpuBackendOverheadBytes(int cpu_threads);
 
 std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options = {});
 

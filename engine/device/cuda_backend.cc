@@ -38,7 +38,6 @@ constexpr int64_t kPartialSumBytes = cuda::kSumSquaresPartials * sizeof(double);
 constexpr int64_t kTilePoolBytes = 2 << 20;
 // Pinned, for small results on their way to the host: larger ones are copied at once.
 constexpr int64_t kResultPoolBytes = 4 << 20;
-constexpr int kOldestMajor = 8;
 
 struct CudaEventRep final : public EventRep {
   CudaEvent event;
@@ -117,6 +116,7 @@ class Cuda final : public CudaOps {
     if (bytes < 0) return absl::InvalidArgumentError("an arena of negative size");
     SOUP_ASSIGN_OR_RETURN(CudaBlock made, CudaBlock::OnDevice(bytes));
     auto block = std::make_shared<CudaBlock>(std::move(made));
+    Count(&BackendCounters::arena_bytes, bytes);
     std::function<void(std::byte*, int64_t)> poison;
     if (options_.poison_arena) {
       // Waits: the next user may be on either stream.
@@ -128,10 +128,11 @@ class Cuda final : public CudaOps {
     }
     return std::make_unique<Arena>(
         block->data(), bytes,
-        [this, block]() mutable {
+        [this, block, bytes]() mutable {
           // Work that is still queued may read it.
           Synchronize(options_.wait_limit).IgnoreError();
           block.reset();
+          Count(&BackendCounters::arena_bytes, -bytes);
         },
         std::move(poison));
   }
@@ -158,9 +159,11 @@ class Cuda final : public CudaOps {
     });
   }
   void RegisterHostMemory(const void* data, int64_t bytes) override {
-    if (!options_.pin_host_memory) return;
+    if (!options_.pin_host_memory) return Count(&BackendCounters::pageable_bytes, bytes);
     const absl::Status pinned = registrations_.Register(data, bytes, read_only_pins_);
-    if (pinned.ok() || warned_) return;
+    if (pinned.ok()) return;
+    Count(&BackendCounters::pageable_bytes, bytes);
+    if (warned_) return;
     warned_ = true;
     SOUP_LOG(kWarn, "cuda") << "host memory cannot be pinned (" << pinned.message()
                             << "): copies to the device will be slow. Raise the limit of locked "
@@ -169,6 +172,8 @@ class Cuda final : public CudaOps {
   void UnregisterHostMemory() override {
     Synchronize(options_.wait_limit).IgnoreError();
     registrations_.Clear();
+    absl::MutexLock lock(&mutex_);
+    counters_.pageable_bytes = 0;
   }
 
   StreamView compute_stream() override { return {StreamKind::kCompute, compute_.get()}; }
@@ -324,6 +329,11 @@ class Cuda final : public CudaOps {
     return absl::OkStatus();
   }
 
+  void Count(int64_t BackendCounters::*what, int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    counters_.*what += bytes;
+  }
+
   void HarvestTimes() {
     const double stall = stalls_.Harvest(), busy = copies_.Harvest();
     const double offload = offloads_.Harvest();
@@ -378,11 +388,7 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   cudaDeviceProp properties;
   SOUP_RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, options.device), "cudaGetDeviceProperties"));
-  if (properties.major < kOldestMajor) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(properties.name, " is sm_", properties.major, properties.minor,
-                     "; CUDA training needs sm_80 (Ampere) or newer. Use --backend cpu"));
-  }
+  SOUP_RETURN_IF_ERROR(CheckCudaCard(properties.name, properties.major, properties.minor));
   const CudaDeviceUse before(options.device);
   SOUP_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "cudaSetDevice"));
   auto backend = std::make_unique<Cuda>(options);
@@ -400,9 +406,10 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   return made;
 }
 
-absl::StatusOr<int64_t> CudaFreeDeviceBytes() {
+absl::StatusOr<int64_t> CudaFreeDeviceBytes(int device) {
   size_t free = 0, total = 0;
-  const cudaError_t asked = cudaMemGetInfo(&free, &total);
+  cudaError_t asked = cudaSetDevice(device);
+  if (asked == cudaSuccess) asked = cudaMemGetInfo(&free, &total);
   if (asked != cudaSuccess) {
     cudaGetLastError();
     return NoDevice(cudaGetErrorString(asked));

@@ -16,7 +16,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "engine/base/machine_profile.h"
 #include "engine/device/backend.h"
@@ -52,8 +54,13 @@ struct CudaBackend {
 // ResourceExhausted (not even the fixed block fits).
 absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options = {});
 
-// Free bytes of the calling thread's device, all processes counted. Errors: as above.
-absl::StatusOr<int64_t> CudaFreeDeviceBytes();
+// Free bytes of a device, all processes counted. Any thread. Errors: as above, and those of a
+// device that has failed.
+absl::StatusOr<int64_t> CudaFreeDeviceBytes(int device = 0);
+
+// Whether a card of this name and compute capability is new enough. Errors: FailedPrecondition,
+// with its name.
+absl::Status CheckCudaCard(absl::string_view name, int major, int minor);
 
 }  // namespace soup::engine
 

@@ -13,6 +13,6 @@ absl::Status Absent() {
 }  // namespace
 
 absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions&) { return Absent(); }
-absl::StatusOr<int64_t> CudaFreeDeviceBytes() { return Absent(); }
+absl::StatusOr<int64_t> CudaFreeDeviceBytes(int) { return Absent(); }
 
 }  // namespace soup::engine

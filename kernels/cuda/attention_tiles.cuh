@@ -145,10 +145,10 @@ template <int ROWS, int D, int THREADS>
 __device__ __forceinline__ void LoadTile(uint32_t tile, const bf16* from, int stride, int valid,
                                          int tid) {
   constexpr int kChunks = TileShape<D>::kChunks, kRowBytes = TileShape<D>::kRowBytes;
-  static_assert((ROWS * kChunks) % THREADS == 0 || ROWS * kChunks < THREADS, "tile load");
   if constexpr (THREADS % (kChunks * 8) == 0 && ROWS * kChunks >= THREADS) {
     // The swizzle is the same for all of a thread's rows.
     constexpr int kStep = THREADS / kChunks;
+    static_assert(ROWS % kStep == 0, "every row is loaded");
     const int r = tid / kChunks, c = tid % kChunks;
     const uint32_t to = tile + r * kRowBytes + ((c ^ (r & 7)) << 4);
     const bf16* source = from + r * stride + c * 8;

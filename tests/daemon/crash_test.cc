@@ -166,15 +166,8 @@ TEST(CrashTest, SoupdKilledAtAnyMomentOfALifeLosesNoAcknowledgedJob) {
   }
 }
 
-// A worker that dies over a job (soup-worker's hook for tests), in place of the real one.
 std::string DyingWorker(const std::string& dir, const std::string& death) {
-  const std::string path = dir + "/dying-worker";
-  std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--prepare*) exec " SOUP_BINARY_DIR
-                         "/bin/soup-worker \"$@\";; esac\nexec " SOUP_BINARY_DIR
-                         "/bin/soup-worker \"$@\" --test-die="
-                      << death << "\n";
-  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
-  return path;
+  return WorkerWithHook(dir, "--test-die=" + death);
 }
 
 TEST(CrashTest, AJobThatKillsItsWorkerThreeTimesIsPausedAndItsNeighbourIsNot) {

@@ -50,7 +50,29 @@ std::string ReadFileOrEmpty(const std::string& path) {
   return s.str();
 }
 
-std::string TestData(const std::string& path) { return std::string(SOUP_TEST_DATA_DIR "/") + path; }
+std::string TestData(const std::string& path) {
+  const char* there = std::getenv("SOUP_TEST_DATA");
+  return absl::StrCat(there != nullptr ? there : SOUP_TEST_DATA_DIR, "/", path);
+}
+
+std::string Program(const std::string& name) {
+  const char* there = std::getenv("SOUP_TEST_BIN");
+  return absl::StrCat(there != nullptr ? there : SOUP_BINARY_DIR "/bin", "/", name);
+}
+
+std::string BackendForTests() {
+  const char* given = std::getenv("SOUP_TEST_BACKEND");
+  return given != nullptr ? given : "cpu";
+}
+
+std::string WorkerWithHook(const std::string& dir, const std::string& hook) {
+  const std::string path = dir + "/worker-with-hook";
+  const std::string worker = Program("soup-worker");
+  std::ofstream(path) << "#!/bin/sh\ncase \"$*\" in *--prepare*) exec " << worker
+                      << " \"$@\";; esac\nexec " << worker << " \"$@\" " << hook << "\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
 
 Harness::Harness(HarnessOptions options) : options_(std::move(options)) {
   // Short: the path of a unix socket has little room.
@@ -77,13 +99,17 @@ absl::Status Harness::Start() { return StartWithDescriptors({}, {}); }
 absl::Status Harness::StartWithDescriptors(const std::vector<int>& fds,
                                            const std::vector<std::string>& names) {
   // The shell is there for its pid, which soupd inherits by exec: LISTEN_PID must be soupd's.
-  std::vector<std::string> args = {"sh", "-c",
-                                   fds.empty() ? "exec \"$@\"" : "LISTEN_PID=$$ exec \"$@\"", "sh",
-                                   "setpriv", "--pdeathsig", "KILL", SOUP_BINARY_DIR "/bin/soupd",
-                                   "--state-dir=" + state_dir_, "--model-root=" + dir_,
-                                   // One thread: tests of the whole run beside others.
-                                   "--cpu-threads=1", "--metrics-listen=127.0.0.1:0"};
-  for (const std::string& flag : options_.flags) args.push_back(flag);
+  std::vector<std::string> args = {
+      "sh", "-c", fds.empty() ? "exec \"$@\"" : "LISTEN_PID=$$ exec \"$@\"", "sh", "setpriv",
+      "--pdeathsig", "KILL", Program("soupd"), "--state-dir=" + state_dir_, "--model-root=" + dir_,
+      // One thread: tests of the whole run beside others.
+      "--cpu-threads=1", "--metrics-listen=127.0.0.1:0"};
+  bool backend_given = false;
+  for (const std::string& flag : options_.flags) {
+    backend_given = backend_given || flag.rfind("--backend=", 0) == 0;
+    args.push_back(flag);
+  }
+  if (!backend_given) args.push_back("--backend=" + BackendForTests());
   std::vector<char*> argv;
   for (std::string& arg : args) argv.push_back(arg.data());
   argv.push_back(nullptr);
@@ -157,6 +183,26 @@ pid_t Harness::WorkerPid(pid_t not_this) {
 }
 
 // ---- files and specs ----
+
+soup::v1::Node Harness::GetNode() {
+  grpc::ClientContext context;
+  SetDeadline(context, kCall);
+  soup::v1::Node node;
+  const grpc::Status status = stub_->GetNode(&context, {}, &node);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return node;
+}
+
+soup::v1::Node Harness::WaitForNode(const std::function<bool(const soup::v1::Node&)>& done) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  soup::v1::Node node;
+  do {
+    node = GetNode();
+    if (done(node)) return node;
+  } while (absl::Now() < deadline && !::testing::Test::HasFatalFailure());
+  ADD_FAILURE() << "the node never came to say so: " << node.DebugString();
+  return node;
+}
 
 soup::v1::FileRef Harness::Upload(const std::string& name, const std::string& content) {
   unsigned char digest[SHA256_DIGEST_LENGTH];

@@ -50,6 +50,9 @@ class Harness {
   pid_t soupd_pid() const { return pid_; }
   // The worker that is up; waits for one that is not `not_this`.
   pid_t WorkerPid(pid_t not_this = 0);
+  soup::v1::Node GetNode();
+  // Asks until `done` says so; the test fails after a minute.
+  soup::v1::Node WaitForNode(const std::function<bool(const soup::v1::Node&)>& done);
 
   const std::string& dir() const { return dir_; }  // model root; everything lies below it
   const std::string& state_dir() const { return state_dir_; }
@@ -96,8 +99,15 @@ class Harness {
 };
 
 std::string ReadFileOrEmpty(const std::string& path);
-// tests/<path> of the source tree.
+// tests/<path> of the source tree; $SOUP_TEST_DATA says where that lies when it is not here.
 std::string TestData(const std::string& path);
+// bin/<name> of the build; $SOUP_TEST_BIN says where programs lie when it is not here.
+std::string Program(const std::string& name);
+// What jobs run on: $SOUP_TEST_BACKEND, else cpu, so that a test's numbers are the same everywhere.
+std::string BackendForTests();
+// A script in `dir` that stands in for soup-worker: the real one, with `hook` (a flag for tests) in
+// place when it trains.
+std::string WorkerWithHook(const std::string& dir, const std::string& hook);
 
 // The checks that every finished job must stand: steps 1, 2, … each once; events 1, 2, … each once,
 // in an order that the transition table allows, the last in the state `end`.

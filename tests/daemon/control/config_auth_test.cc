@@ -103,7 +103,8 @@ TEST_F(ConfigTest, WhatCannotWorkIsRefusedWithTheRemedy) {
   ExpectRefused({"--token-file", "t"}, "--listen-tcp");
   ExpectRefused({"--metrics-listen", "9464"}, "HOST:PORT");
   ExpectRefused({"--socket-mode", "0999"}, "octal");
-  ExpectRefused({"--backend", "cuda"}, "which has: cpu");
+  ExpectRefused({"--backend", "rocm"}, "auto, cpu, cuda");
+  ExpectRefused({"--device", "-1"}, "--device");
   ExpectRefused({"--model-root", dir_ / "none"}, "none");
   const auto no_worker = Parse({"--state-dir", dir_ / "state", "--worker-binary", dir_ / "none"},
                                /*with_places=*/false);
@@ -111,6 +112,8 @@ TEST_F(ConfigTest, WhatCannotWorkIsRefusedWithTheRemedy) {
   ExpectRefused({"--prepare-memory", "1KiB"}, "64MiB");
   ExpectRefused({"--cache-cap", "lots"}, "cache-cap");
   ExpectRefused({"--drain-seconds", "0"}, "drain-seconds");
+  EXPECT_EQ(Parse({})->config.backend, "auto");
+  EXPECT_EQ(Parse({"--backend", "cuda", "--device", "1"})->config.device, 1);
   EXPECT_TRUE(Parse({"--metrics-listen", "off"}).ok());
   EXPECT_TRUE(Parse({"--metrics-listen", "[::1]:0"}).ok());
 }

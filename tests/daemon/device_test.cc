@@ -1,0 +1,271 @@
+// The device under a job: which one is taken, an illegal access in the middle of a run, and memory
+// that a stranger takes first (case 31). The same source runs on a GPU: SOUP_TEST_BACKEND=cuda.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/machine_profile.h"
+#include "tests/daemon/harness.h"
+
+namespace soup::daemon {
+namespace {
+
+using soup::v1::Job;
+using soup::v1::JobSpec;
+using soup::v1::Node;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+const std::set<soup::v1::JobState> kEnds = {soup::v1::SUCCEEDED, soup::v1::FAILED,
+                                            soup::v1::PAUSED};
+
+std::string Records() {
+  return ReadFileOrEmpty(TestData("cases/17-save-on-full-disk/train.jsonl"));
+}
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = "/tmp/deviceXXXXXX";
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// ---- which device ----
+
+TEST(DeviceTest, ACardThatIsNotThereIsToldAndSoupdStaysUp) {
+  Harness h({.flags = {"--backend=cuda", "--device=99"}});
+  ASSERT_TRUE(h.Start().ok());
+  const Node node = h.WaitForNode([](const Node& n) {
+    return n.workers(0).state().find("--backend cpu") != std::string::npos;
+  });
+  EXPECT_FALSE(node.workers(0).up());
+  EXPECT_THAT(node.workers(0).state(),
+              AnyOf(HasSubstr("no CUDA device"), HasSubstr("no CUDA backend")));
+  // A job waits, says why, and can be cancelled.
+  const Job job = h.Submit(h.Spec("waits", Records()));
+  EXPECT_TRUE(h.WatchUntil(job.id(), absl::Seconds(60), [](const soup::v1::WatchReply& reply) {
+    return reply.progress().stage() == "waiting for a worker" &&
+           reply.progress().message().find("CUDA") != std::string::npos;
+  }));
+  ASSERT_TRUE(h.Cancel(job.id()).ok());
+  EXPECT_EQ(h.WaitFor(job.id(), {soup::v1::CANCELLED}).state(), soup::v1::CANCELLED);
+}
+
+TEST(DeviceTest, AutoTakesWhatIsThereSaysWhyAndKeepsIt) {
+  Harness h({.flags = {"--backend=auto"}});
+  ASSERT_TRUE(h.Start().ok());
+  const pid_t worker = h.WorkerPid();
+  const Node first = h.WaitForNode([](const Node& n) { return n.workers(0).up(); });
+  const soup::v1::Device& device = first.devices(0);
+  EXPECT_THAT(device.backend(), AnyOf("cpu", "cuda"));
+  EXPECT_THAT(device.backend_reason(),
+              device.backend() == "cuda" ? HasSubstr(device.name()) : HasSubstr("CUDA"));
+  EXPECT_GT(device.overhead_bytes(), 0);
+  EXPECT_GT(device.memory_bytes(), 0);
+  // Its profile is kept where people can read it.
+  int profiles = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(h.state_dir() + "/profile")) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("machine-", 0) != 0) continue;
+    const auto profile = engine::MachineProfile::FromText(ReadFileOrEmpty(entry.path().string()));
+    ASSERT_TRUE(profile.ok()) << profile.status();
+    EXPECT_EQ(profile->backend, device.backend());
+    EXPECT_EQ(profile->device_name, device.name());
+    ++profiles;
+  }
+  EXPECT_EQ(profiles, 1);
+  ::kill(worker, SIGKILL);
+  h.WorkerPid(worker);
+  const Node next = h.WaitForNode([](const Node& n) { return n.workers(0).up(); });
+  EXPECT_EQ(next.devices(0).backend(), device.backend());
+  EXPECT_EQ(next.devices(0).backend_reason(), device.backend_reason());
+}
+
+// ---- a device that fails ----
+
+TEST(DeviceTest, AnIllegalAccessCostsNoMoreThanTheStepInFlight) {
+  TempDir dir;
+  Harness h({.flags = {"--worker-binary=" +
+                       WorkerWithHook(dir.path(), "--test-die=struck:12:fault-once")}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("calm", Records());
+  spec.mutable_training()->set_epochs(3);
+  const Job calm = h.Submit(spec);
+  ASSERT_EQ(h.WaitFor(calm.id(), kEnds).state(), soup::v1::SUCCEEDED);
+  spec.set_name("struck");
+  const Job job = h.Submit(spec);
+  const Job done = h.WaitFor(job.id(), kEnds);
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_EQ(done.attempts(), 2);
+  EXPECT_TRUE(h.Adapter(calm.id()) == h.Adapter(job.id()));
+  const auto expected = h.Steps(calm.id()), steps = h.Steps(job.id());
+  ASSERT_EQ(steps.size(), expected.size());
+  for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i].loss(), expected[i].loss());
+  std::vector<std::string> told;
+  for (const soup::v1::JobEvent& event : h.Events(job.id()))
+    if (event.reason() == soup::v1::DEVICE_LOST || event.reason() == soup::v1::WORKER_LOST)
+      told.push_back(event.message());
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_THAT(told[0], AnyOf(HasSubstr("signal 11"), HasSubstr("illegal memory access")));
+  ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+}
+
+TEST(DeviceTest, ADeviceLostThreeTimesPausesTheJob) {
+  TempDir dir;
+  Harness h(
+      {.flags = {"--worker-binary=" + WorkerWithHook(dir.path(), "--test-die=struck:5:fault")}});
+  ASSERT_TRUE(h.Start().ok());
+  const Job job = h.Submit(h.Spec("struck", Records()));
+  const Job paused = h.WaitFor(job.id(), kEnds);
+  EXPECT_EQ(paused.state(), soup::v1::PAUSED);
+  EXPECT_EQ(paused.reason(), soup::v1::DEVICE_LOST);
+  EXPECT_EQ(paused.steps_done(), 4) << "what was done is kept";
+  ASSERT_TRUE(h.Cancel(job.id()).ok());
+}
+
+// ---- memory that others take (case 31) ----
+
+// A worker on the CPU that plays a card; strangers come and go.
+class SharedCardTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kPlenty = int64_t{1} << 30;
+
+  void SetUp() override {
+    Leave(kPlenty, kPlenty);
+    h_ = std::make_unique<Harness>(HarnessOptions{
+        .flags = {"--backend=cpu", "--device-reserve=1",
+                  "--worker-binary=" + WorkerWithHook(dir_.path(), "--test-card=" + card_)}});
+    ASSERT_TRUE(h_->Start().ok());
+    h_->WaitForNode([](const Node& n) { return n.devices(0).free_bytes() == kPlenty; });
+  }
+  // What strangers leave: as the card says, and as it is.
+  void Leave(int64_t told, int64_t real) {
+    std::ofstream(card_ + ".new") << told << " " << real << "\n";
+    std::filesystem::rename(card_ + ".new", card_);
+  }
+  void LeaveAndWait(int64_t bytes) {
+    Leave(bytes, bytes);
+    h_->WaitForNode([bytes](const Node& n) { return n.devices(0).free_bytes() == bytes; });
+  }
+  JobSpec Spec(const std::string& name, int rank = 8) {
+    JobSpec spec = h_->Spec(name, Records());
+    spec.mutable_lora()->set_r(rank);
+    return spec;
+  }
+  soup::v1::PlanReply Plan(const JobSpec& spec) {
+    grpc::ClientContext context;
+    soup::v1::PlanRequest request;
+    *request.mutable_spec() = spec;
+    soup::v1::PlanReply reply;
+    const grpc::Status status = h_->stub()->Plan(&context, request, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return reply;
+  }
+  std::string Undisturbed(const JobSpec& spec) {
+    const Job calm = h_->Submit(spec);
+    EXPECT_EQ(h_->WaitFor(calm.id(), kEnds).state(), soup::v1::SUCCEEDED);
+    return h_->Adapter(calm.id());
+  }
+  // Waits until the job is back in the queue for want of memory; that event's message.
+  std::string WaitForNoMemory(const std::string& id) {
+    std::string message;
+    EXPECT_TRUE(h_->WatchUntil(id, absl::Seconds(60), [&](const soup::v1::WatchReply& reply) {
+      if (reply.event().state() != soup::v1::QUEUED ||
+          reply.event().reason() != soup::v1::OUT_OF_MEMORY)
+        return false;
+      message = reply.event().message();
+      return true;
+    }));
+    return message;
+  }
+
+  TempDir dir_;
+  const std::string card_ = dir_.path() + "/card";
+  std::unique_ptr<Harness> h_;
+};
+
+TEST_F(SharedCardTest, TakenBeforeSubmitTheJobWaitsAndStartsByItself) {
+  const JobSpec spec = Spec("waits");
+  const std::string expected = Undisturbed(spec);
+  const soup::v1::PlanReply free = Plan(spec);
+  ASSERT_TRUE(free.fits()) << free.verdict();
+  const int64_t overhead = h_->GetNode().devices(0).overhead_bytes();
+  const int64_t least = free.minimum_bytes() - overhead;
+  LeaveAndWait(least - 1);
+  const soup::v1::PlanReply taken = Plan(spec);
+  EXPECT_FALSE(taken.fits());
+  EXPECT_THAT(taken.verdict(), HasSubstr(absl::StrCat(free.minimum_bytes())));
+  EXPECT_THAT(taken.verdict(),
+              HasSubstr(absl::StrCat(overhead + least - 2)));  // and a reserve of 1
+  const Job job = h_->Submit(spec);
+  const std::string message = WaitForNoMemory(job.id());
+  EXPECT_THAT(message, HasSubstr(absl::StrCat(free.minimum_bytes())));
+  EXPECT_THAT(message, HasSubstr(absl::StrCat(overhead + least - 2)));
+  // The least is enough, and takes another placement to the same bits.
+  Leave(least + 1, least + 1);
+  EXPECT_EQ(h_->WaitFor(job.id(), kEnds).state(), soup::v1::SUCCEEDED);
+  EXPECT_TRUE(h_->Adapter(job.id()) == expected);
+  ExpectWholeHistory(*h_, job.id(), soup::v1::SUCCEEDED);
+}
+
+TEST_F(SharedCardTest, TakenBetweenPlanAndAllocationTheJobIsBackInTheQueueWithBothNumbers) {
+  const JobSpec spec = Spec("late", 32);
+  const std::string expected = Undisturbed(spec);
+  const int64_t planned = Plan(spec).arena_bytes();
+  const JobSpec small = Spec("small", 1);
+  const soup::v1::PlanReply needs = Plan(small);
+  const int64_t real = needs.minimum_bytes() - h_->GetNode().devices(0).overhead_bytes() + 1;
+  ASSERT_LT(real, planned);
+  // The card says that all is there; a stranger has taken it since.
+  Leave(kPlenty, real);
+  const Job job = h_->Submit(spec);
+  const std::string message = WaitForNoMemory(job.id());
+  // What was asked for: more than there was.
+  EXPECT_GT(std::atoll(message.c_str()), real) << message;
+  EXPECT_LE(std::atoll(message.c_str()), planned) << message;
+  EXPECT_THAT(message, HasSubstr(absl::StrCat(real, " bytes are free")));
+  const pid_t worker = h_->WorkerPid();
+  // Tried again, not in a tight loop, and never failed; meanwhile another that fits runs.
+  LeaveAndWait(real);
+  const Job other = h_->Submit(small);
+  EXPECT_EQ(h_->WaitFor(other.id(), kEnds).state(), soup::v1::SUCCEEDED);
+  EXPECT_EQ(h_->Get(job.id()).state(), soup::v1::QUEUED);
+  Leave(kPlenty, kPlenty);
+  const Job done = h_->WaitFor(job.id(), kEnds);
+  EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_LT(done.attempts(), 12);
+  EXPECT_TRUE(h_->Adapter(job.id()) == expected);
+  EXPECT_EQ(h_->WorkerPid(), worker) << "want of memory kills nobody";
+}
+
+TEST_F(SharedCardTest, TakenDuringTheRunHasNoEffect) {
+  JobSpec spec = Spec("runs");
+  const std::string expected = Undisturbed(spec);
+  spec.mutable_training()->set_epochs(40);
+  const std::string long_expected = Undisturbed(spec);
+  const Job job = h_->Submit(spec);
+  h_->WaitForStep(job.id(), 3);
+  Leave(0, 0);
+  const Job done = h_->WaitFor(job.id(), kEnds);
+  EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_EQ(done.attempts(), 1);
+  EXPECT_TRUE(h_->Adapter(job.id()) == long_expected);
+  EXPECT_FALSE(h_->Adapter(job.id()) == expected);
+}
+
+}  // namespace
+}  // namespace soup::daemon
