@@ -87,6 +87,8 @@ ExitCode ExitCodeOf(soup::v1::JobState state) {
       return ExitCode::kJobFailed;
     case soup::v1::CANCELLED:
       return ExitCode::kCancelled;
+    case soup::v1::PAUSED:
+      return ExitCode::kPaused;
     default:
       return ExitCode::kError;
   }
@@ -99,7 +101,13 @@ absl::Status JobOutcome(const soup::v1::Job& job) {
     absl::StrAppend(&message, " (", Reason_Name(job.reason()), ")");
   }
   if (!job.message().empty()) absl::StrAppend(&message, ": ", job.message());
+  if (job.state() == soup::v1::PAUSED)
+    absl::StrAppend(&message, "; to let it go on: soupctl resume ", job.id());
   return ErrorWithExitCode(ExitCodeOf(job.state()), message);
+}
+
+bool IsPausedBySystem(const soup::v1::Job& job) {
+  return job.state() == soup::v1::PAUSED && job.reason() != soup::v1::USER_REQUEST;
 }
 
 bool IsTerminal(soup::v1::JobState state) {

@@ -31,6 +31,7 @@ enum class ExitCode : int {
   kWaitTimeout = 6,
   kNotFound = 7,
   kUnavailable = 8,
+  kPaused = 9,  // by soupd: it stands still until somebody acts
   kInterrupted = 130,
   kTerminated = 143,
 };
@@ -55,6 +56,8 @@ ExitCode ExitCodeOf(const absl::Status& status);
 ExitCode ExitCodeOf(soup::v1::JobState state);
 // OK for SUCCEEDED, otherwise an error with the state's exit code, the reason and the message.
 absl::Status JobOutcome(const soup::v1::Job& job);
+// PAUSED, and not because somebody asked for it: it stands still until somebody acts.
+bool IsPausedBySystem(const soup::v1::Job& job);
 // SUCCEEDED, FAILED or CANCELLED.
 bool IsTerminal(soup::v1::JobState state);
 

@@ -223,6 +223,8 @@ absl::Status Follow(Cli* cli, Api* api, const Job& job, const FollowFlags& flags
   WatchOptions options;
   options.after_step = flags.after_step;
   options.after_sequence = flags.after_sequence;
+  // On a terminal somebody sees the pause and can act; a script would stand still for ever.
+  options.stop_when_paused = !flags.show_steps || !cli->terminal.out_is_terminal();
   if (!flags.timeout.empty()) {
     const auto seconds = ParseDuration(flags.timeout);
     if (!seconds.ok()) return UsageError(absl::StrCat("--timeout: ", seconds.status().message()));

@@ -34,7 +34,7 @@ class Watcher {
       if (status.ok()) {
         // The stream has ended in order: because the job has, or because soupd is stopping.
         absl::StatusOr<Job> job = api_->Get(job_id_);
-        if (job.ok() && IsTerminal(job->state())) return job;
+        if (job.ok() && (IsTerminal(job->state()) || IsStopped(*job))) return job;
         status = job.ok() ? FromGrpc(grpc::Status(grpc::StatusCode::UNAVAILABLE,
                                                   "soupd closed the stream before the job's end"),
                                      Doing())
@@ -61,6 +61,9 @@ class Watcher {
   }
 
  private:
+  bool IsStopped(const Job& job) const {
+    return options_.stop_when_paused && IsPausedBySystem(job);
+  }
   std::string Doing() const { return absl::StrCat("watch ", job_id_); }
 
   absl::Status Interrupted() const {
@@ -107,6 +110,11 @@ class Watcher {
         received_ = true;
         if (std::exchange(disconnected_, false)) observer_->OnReconnected();
         Take(stream.reply());
+      } else if (std::exchange(pause_told_, false)) {
+        // All is told, and the last was a pause. An old one is history: how the job stands now
+        // counts.
+        const absl::StatusOr<Job> job = api_->Get(job_id_);
+        if (job.ok() && IsStopped(*job)) return absl::OkStatus();
       }
       const absl::Duration silence = absl::Now() - heard;
       if (ended_ && silence > kCloseLimit) return absl::OkStatus();
@@ -129,6 +137,7 @@ class Watcher {
         if (reply.event().sequence() <= sequence_) return;
         sequence_ = reply.event().sequence();
         ended_ = IsTerminal(reply.event().state());
+        pause_told_ = options_.stop_when_paused && reply.event().state() == soup::v1::PAUSED;
         return observer_->OnEvent(reply.event());
       case WatchReply::kStep:
         if (reply.step().step() <= step_) return;
@@ -149,6 +158,7 @@ class Watcher {
   WatchObserver* const observer_;
   int64_t sequence_, step_;
   bool ended_ = false;         // an event of an end state has come
+  bool pause_told_ = false;    // the last event is a pause, not looked into yet
   bool received_ = false;      // something has come since the last reconnect
   bool disconnected_ = false;  // and nothing yet
   absl::Time last_message_ = absl::Now();

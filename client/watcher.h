@@ -37,9 +37,12 @@ struct WatchOptions {
   absl::Duration reconnect_limit = absl::Minutes(5);
   // soupd's heartbeats come every few seconds; a stream this long silent is dead.
   absl::Duration silence_limit = absl::Seconds(45);
+  // A job that soupd has paused (a full disk, a lost device) stands still until somebody acts: it
+  // is given back as it is. One that a user has paused is waited for.
+  bool stop_when_paused = false;
 };
 
-// The job in its end state.
+// The job in its end state, or paused (stop_when_paused).
 absl::StatusOr<soup::v1::Job> WatchJob(Api* api, const std::string& job_id,
                                        const WatchOptions& options, WatchObserver* observer);
 

@@ -1,5 +1,6 @@
 # CUDA is found, not required. SOUP_CUDA: AUTO (default: on when nvcc is found), ON (an error without), OFF.
-# Architectures: the development default is one, for speed; releases pass -DCMAKE_CUDA_ARCHITECTURES="80;86;89;90a;120".
+# Architectures: the development default is one, for speed; the preset release-cuda builds for 80, 86, 89, 90a and 120
+# (the last as intermediate code too, for cards that are newer).
 set(SOUP_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set_property(CACHE SOUP_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(SOUP_HAVE_CUDA OFF)

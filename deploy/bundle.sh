@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # Makes a folder and a tarball that run on another x86-64 Linux machine with glibc >= 2.36, without packages: programs in bin/, the
-# shared libraries they need in lib/ (found by their own rpath). glibc, the NVIDIA driver and the CUDA libraries stay the machine's.
-#   deploy/bundle.sh [BUILD_DIR [OUT_DIR]]     default: build/cpu, out/soupd-<version>-x86_64
+# shared libraries they need in lib/ (found by their own rpath). glibc, the NVIDIA driver and the CUDA 13 libraries stay the
+# machine's: cuBLASLt is looked for where LD_LIBRARY_PATH and the system's loader look, and in /usr/local/cuda/lib64.
+#   deploy/bundle.sh [--with-tests] [BUILD_DIR [OUT_DIR]]     default: build/cpu, out/soupd-<version>-x86_64
+# --with-tests: the GPU tests and their data too; on the other machine: tests/gpu/run_on_gpu.sh.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
+with_tests=no
+[ "${1:-}" != --with-tests ] || { with_tests=yes; shift; }
 build=${1:-$root/build/cpu}
 version=$(sed -n 's/^project(soupd VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt")
 out=${2:-$root/out/soupd-$version-x86_64}
@@ -15,24 +19,38 @@ for program in soupd soup-worker soupctl soup-bench; do
   [ -x "$build/bin/$program" ] || { echo "$0: $build/bin/$program is not built: cmake --build $build" >&2; exit 1; }
   strip -o "$out/bin/$program" "$build/bin/$program"
 done
+if [ "$with_tests" = yes ]; then
+  mkdir -p "$out/tests/bin" "$out/tests/golden"
+  for test in cuda_ops_test cuda_same_bits_test golden_check daemon_device_test daemon_crash_test; do
+    [ -x "$build/tests/$test" ] || { echo "$0: $build/tests/$test is not built: cmake --build $build --target $test" >&2; exit 1; }
+    strip -o "$out/tests/bin/$test" "$build/tests/$test"
+  done
+  cp -r "$root/tests/gpu" "$root/tests/cases" "$out/tests/"
+  cp -r "$root/tests/golden/llama" "$root/tests/golden/llama31" "$root/tests/golden/smollm" "$out/tests/golden/"
+fi
+programs=$(find "$out" -path '*/bin/*' -type f)
 
 # What stays the machine's: the C library's own parts, the driver, CUDA.
 stays='^(linux-vdso|ld-linux|libc\.|libm\.|libdl\.|libpthread\.|librt\.|libresolv\.|libcuda|libnvidia|libcublas|libcudnn|libcudart|libnvrtc)'
-ldd "$out"/bin/* | awk '/=> \// {print $3}' | sort -u | while read -r library; do
+ldd $programs | awk '/=> \// {print $3}' | sort -u | while read -r library; do
   name=$(basename "$library")
   [[ $name =~ $stays ]] && continue
   cp -L "$library" "$out/lib/$name"
   strip --strip-unneeded "$out/lib/$name" 2>/dev/null || true
   patchelf --set-rpath '$ORIGIN' "$out/lib/$name"
 done
-for program in "$out"/bin/*; do patchelf --set-rpath '$ORIGIN/../lib' "$program"; done
+for program in $programs; do
+  up=..
+  [[ $program != "$out"/tests/* ]] || up=../..
+  patchelf --set-rpath "\$ORIGIN/$up/lib:/usr/local/cuda/lib64" "$program"
+done
 cp "$root/README.md" "$out/"
 mkdir -p "$out/deploy"
 cp -r "$root/deploy/examples" "$root/deploy/systemd" "$root/deploy/grafana" "$root/deploy/prometheus" "$out/deploy/"
 
 # It must start from itself alone.
-for program in soupd soup-worker soupctl soup-bench; do
-  if missing=$(env -i LD_LIBRARY_PATH= ldd "$out/bin/$program" | grep 'not found' | grep -vE 'libcu|libnv'); then
+for program in $programs; do
+  if missing=$(env -i LD_LIBRARY_PATH= ldd "$program" | grep 'not found' | grep -vE 'libcu|libnv'); then
     echo "$0: $program would not start: $missing" >&2
     exit 1
   fi

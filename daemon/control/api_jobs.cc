@@ -84,6 +84,15 @@ absl::Status SubmitJob(ApiContext& api, const Principal& who,
                        const soup::v1::SubmitRequest& request, Job* reply) {
   SOUP_RETURN_IF_ERROR(api.CheckServing());
   SOUP_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  // A repeat gets the answer that its first got, whatever became of the base or the data since.
+  SOUP_ASSIGN_OR_RETURN(const std::optional<JobRecord> before,
+                        api.store.FindSubmitted(who.user, request.request_id(), request.spec()));
+  if (before.has_value()) {
+    // Told again: soupd may have died between the commit and the telling.
+    api.orchestrator.JobSubmitted(before->id);
+    *reply = api.Complete(*before);
+    return absl::OkStatus();
+  }
   SOUP_ASSIGN_OR_RETURN(const std::string base, CheckSpec(api, who, request.spec()));
   SOUP_RETURN_IF_ERROR(api.orchestrator.CheckSubmit(request.spec(), who.user, base));
   SOUP_ASSIGN_OR_RETURN(const JobStore::CreateResult made,
@@ -92,7 +101,6 @@ absl::Status SubmitJob(ApiContext& api, const Principal& who,
   if (made.created) {
     SOUP_LOG(kInfo, "api") << "job " << made.job.id << " of " << who.user << " submitted";
   }
-  // Told again on a repeat: soupd may have died between the commit and this.
   api.orchestrator.JobSubmitted(made.job.id);
   *reply = api.Complete(made.job);
   return absl::OkStatus();

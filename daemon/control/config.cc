@@ -155,6 +155,11 @@ void AddLimits(CLI::App& app, Config& c) {
       ->transform(CLI::AsSizeValue(true));
   app.add_option("--max-upload", c.max_upload_bytes, "Largest file (default: 64GiB)")
       ->transform(CLI::AsSizeValue(true));
+  app.add_option("--keep-days", c.keep_days,
+                 "Days for which uploads that no job needs and checkpoints of ended jobs are kept; "
+                 "0: for ever")
+      ->check(CLI::Range(0, 36500))
+      ->capture_default_str();
   app.add_option("--drain-seconds", c.drain_seconds, "From SIGTERM to exit at most")
       ->check(CLI::Range(1, 3600))
       ->capture_default_str();

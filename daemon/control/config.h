@@ -54,6 +54,9 @@ struct Config {
   int64_t quota_pinned_bytes = 0;                // --quota-pinned
   int64_t max_upload_bytes = int64_t{64} << 30;  // --max-upload
 
+  // ---- what ended jobs leave behind ----
+  int32_t keep_days = 7;  // --keep-days: uploads without a job, checkpoints of ended jobs; 0: ever
+
   int32_t drain_seconds = 30;  // --drain-seconds: SIGTERM to exit at most
 
   // ---- derived paths ----

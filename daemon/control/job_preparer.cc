@@ -100,6 +100,15 @@ soup::v1::Reason ReasonOf(const absl::Status& status) {
   }
 }
 
+absl::StatusOr<cache::InspectedModel> InspectBase(cache::BaseCache* cache,
+                                                  const std::string& base_real_path,
+                                                  engine::BaseFormat format) {
+  auto inspected = cache->Inspect(base_real_path, format);
+  if (absl::IsNotFound(inspected.status()))
+    return absl::InvalidArgumentError(inspected.status().message());
+  return inspected;
+}
+
 JobPreparer::JobPreparer(const Config* config, cache::BaseCache* cache, PrepareRunner* runner,
                          ProfileFn profile)
     : config_(config), cache_(cache), runner_(runner), profile_(std::move(profile)) {}
@@ -108,7 +117,8 @@ absl::StatusOr<PrepareRequest> JobPreparer::MakeRequest(const soup::v1::JobSpec&
                                                         const std::string& base_real_path,
                                                         engine::ModelSpec* model) {
   SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(spec.base()));
-  SOUP_ASSIGN_OR_RETURN(cache::InspectedModel inspected, cache_->Inspect(base_real_path, format));
+  SOUP_ASSIGN_OR_RETURN(cache::InspectedModel inspected,
+                        InspectBase(cache_, base_real_path, format));
   *model = inspected.spec;
   PrepareRequest request;
   request.set_tokenizer_dir(base_real_path);

@@ -49,6 +49,12 @@ struct PrepareOutcome {
   bool imported = false;  // the base was not in the shard store
 };
 
+// What a base's folder holds. A folder that is there (its path was checked) and lacks a file is
+// InvalidArgument: the spec's fault, not a thing that the caller asked for by name.
+absl::StatusOr<cache::InspectedModel> InspectBase(cache::BaseCache* cache,
+                                                  const std::string& base_real_path,
+                                                  engine::BaseFormat format);
+
 class JobPreparer {
  public:
   using ProgressFn = std::function<void(const soup::v1::Progress&)>;

@@ -42,6 +42,11 @@ std::string NewJobId(int64_t unix_ms) {
   return id;
 }
 
+JobStore::RequestKey SubmitKey(const std::string& user, const std::string& request_id,
+                               const soup::v1::JobSpec& spec) {
+  return {user, request_id, Sha256Hex("submit\n" + spec.SerializeAsString())};
+}
+
 class SqliteJobStore final : public JobStore {
  public:
   SqliteJobStore(const JobStoreOptions& options, const engine::Clock& clock,
@@ -78,6 +83,9 @@ class SqliteJobStore final : public JobStore {
                                                     int64_t after_sequence,
                                                     int limit) const override;
   absl::StatusOr<std::map<JobState, int64_t>> CountByState() const override;
+  absl::StatusOr<std::optional<JobRecord>> FindSubmitted(
+      const std::string& user, const std::string& request_id,
+      const soup::v1::JobSpec& spec) const override;
   absl::StatusOr<bool> OwnsFile(const std::string& user, const std::string& sha256,
                                 int64_t* size_bytes) const override;
   absl::StatusOr<bool> FileInUse(const std::string& sha256) const override;
@@ -137,7 +145,7 @@ absl::StatusOr<JobStore::CreateResult> SqliteJobStore::CreateJob(const std::stri
                                                                  const soup::v1::JobSpec& spec,
                                                                  const std::string& base_real_path,
                                                                  int64_t max_queued) {
-  const RequestKey key{user, request_id, Sha256Hex("submit\n" + spec.SerializeAsString())};
+  const RequestKey key = SubmitKey(user, request_id, spec);
   CreateResult result;
   const absl::Status status = writer_.Do([&](SqliteDb& db,
                                              std::vector<Told>* told) -> absl::Status {
@@ -190,6 +198,16 @@ absl::StatusOr<JobStore::CreateResult> SqliteJobStore::CreateJob(const std::stri
   });
   SOUP_RETURN_IF_ERROR(status);
   return result;
+}
+
+absl::StatusOr<std::optional<JobRecord>> SqliteJobStore::FindSubmitted(
+    const std::string& user, const std::string& request_id, const soup::v1::JobSpec& spec) const {
+  absl::MutexLock lock(&read_mutex_);
+  SOUP_ASSIGN_OR_RETURN(const std::optional<std::string> id,
+                        RecallRequest(*read_db_, SubmitKey(user, request_id, spec)));
+  if (!id.has_value()) return std::nullopt;
+  SOUP_ASSIGN_OR_RETURN(JobRecord job, SelectJob(*read_db_, *id));
+  return job;
 }
 
 absl::StatusOr<JobRecord> SqliteJobStore::Transition(const std::string& job_id, JobTrigger trigger,

@@ -116,6 +116,12 @@ class JobStore {
                                                  const std::string& base_real_path,
                                                  int64_t max_queued) = 0;
 
+  // The job that this user's request id made before with this very spec; nullopt: none did. Errors:
+  // AlreadyExists (with another spec).
+  virtual absl::StatusOr<std::optional<JobRecord>> FindSubmitted(
+      const std::string& user, const std::string& request_id,
+      const soup::v1::JobSpec& spec) const = 0;
+
   // Applies the table to the state in the database and appends a JobEvent with the next sequence,
   // in one transaction. `message` is one sentence for people. Returns the record as it is now.
   // Entering RUNNING opens an attempt; leaving it closes that attempt.

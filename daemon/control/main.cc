@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "daemon/control/api_server.h"
 #include "daemon/control/auth.h"
+#include "daemon/control/checkpoint_collector.h"
 #include "daemon/control/config.h"
 #include "daemon/control/make_orchestrator.h"
 #include "daemon/control/metrics_endpoint.h"
@@ -132,7 +133,7 @@ class Daemon {
         next_look = absl::Now() + kStoragePeriod;
       }
       if (absl::Now() >= next_collect) {
-        uploads_->CollectOld(clock_.UnixNs() / 1'000'000, kPartialUploadAgeSeconds);
+        Collect();
         next_collect = absl::Now() + kCollectPeriod;
       }
     }
@@ -176,6 +177,16 @@ class Daemon {
                           }));
     SOUP_LOG(kInfo, "main") << "metrics on http://" << metrics_endpoint_->address() << "/metrics";
     return TellAddress("metrics.addr", metrics_endpoint_->address());
+  }
+
+  // What nobody needs any more.
+  void Collect() {
+    const int64_t now_ms = clock_.UnixNs() / 1'000'000;
+    uploads_->CollectOld(now_ms, kPartialUploadAgeSeconds);
+    if (config_.keep_days == 0) return;
+    const int64_t age_seconds = int64_t{config_.keep_days} * 24 * 3600;
+    uploads_->CollectUnused(now_ms, age_seconds);
+    CollectCheckpoints(config_, *store_, now_ms, age_seconds);
   }
 
   // A file in the state directory with the address that was taken (port 0), or no file.

@@ -174,7 +174,8 @@ void DaemonOrchestrator::CleanUp(const std::string& job_id, JobState state) {
   for (const absl::Status& status :
        {fs.RemoveTree(config_.MirrorDir(job_id)), fs.Remove(dir + "/dataset.sds"),
         fs.Remove(dir + "/prepared.bin"),
-        state == soup::v1::SUCCEEDED ? absl::OkStatus()
+        // The adapter is all that a job is for; one that did not come to it keeps its checkpoints.
+        state == soup::v1::SUCCEEDED ? fs.RemoveTree(dir + "/checkpoints")
                                      : fs.RemoveTree(config_.ArtifactDir(job_id))}) {
     if (!status.ok()) {
       SOUP_LOG(kWarn, "jobs") << job_id << ": " << status.message();

@@ -153,7 +153,8 @@ int64_t DaemonOrchestrator::HostBudget() const {
 absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, const std::string& user,
                                              const std::string& base_real_path) {
   SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(spec.base()));
-  SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model, cache_->Inspect(base_real_path, format));
+  SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model,
+                        InspectBase(cache_.get(), base_real_path, format));
   SOUP_RETURN_IF_ERROR(LoraShapeOf(spec.lora(), model.spec).status());
   if (pinned_limit_ > 0 && model.slab_bytes > pinned_limit_)
     return absl::ResourceExhaustedError(

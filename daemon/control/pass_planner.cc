@@ -121,6 +121,7 @@ absl::StatusOr<soup::worker::v1::RunPass> PassPlanner::MakePass(
   soup::worker::v1::Placement* placement = pass.mutable_placement();
   placement->set_text(engine::PlacementText(plan.placement));
   placement->set_arena_bytes(memory.arena_bytes());
+  placement->set_hold_bytes(plan.arena_bytes);
   return pass;
 }
 

@@ -213,7 +213,11 @@ absl::Status Uploads::CheckUsable(const std::string& user, const soup::v1::FileR
   SOUP_ASSIGN_OR_RETURN(const bool owned, store_->OwnsFile(user, file.sha256()));
   struct stat st {};
   if (owned && stat(FinalPath(file.sha256()).c_str(), &st) == 0) {
-    if (st.st_size == file.size_bytes()) return absl::OkStatus();
+    if (st.st_size == file.size_bytes()) {
+      // Not collected between this and the job's record. Best effort: it may be seconds old anyway.
+      (void)utimensat(AT_FDCWD, FinalPath(file.sha256()).c_str(), nullptr, 0);
+      return absl::OkStatus();
+    }
     return absl::InvalidArgumentError(absl::StrCat(field, ".size_bytes is ", file.size_bytes(),
                                                    ": the file with this SHA-256 has ",
                                                    int64_t{st.st_size}, " bytes"));
@@ -239,6 +243,25 @@ void Uploads::CollectOld(int64_t now_unix_ms, int64_t age_seconds) {
       SOUP_LOG(kWarn, "uploads") << removed.message();
     }
     Unclaim(path);
+  }
+}
+
+void Uploads::CollectUnused(int64_t now_unix_ms, int64_t age_seconds) {
+  engine::FileSystem& fs = engine::RealFileSystem();
+  const absl::StatusOr<std::vector<std::string>> names = fs.ListDirectory(files_dir_);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    if (!IsSha256Hex(name)) continue;
+    const std::string path = FinalPath(name);
+    struct stat st {};
+    if (stat(path.c_str(), &st) != 0) continue;
+    if (now_unix_ms / 1000 - st.st_mtim.tv_sec < age_seconds) continue;
+    const absl::StatusOr<bool> in_use = store_->FileInUse(name);
+    if (!in_use.ok() || *in_use) continue;
+    const absl::Status removed = fs.Remove(path);
+    if (!removed.ok()) {
+      SOUP_LOG(kWarn, "uploads") << removed.message();
+    }
   }
 }
 

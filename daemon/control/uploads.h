@@ -77,11 +77,15 @@ class Uploads {
   absl::StatusOr<std::unique_ptr<UploadSession>> Begin(const std::string& user,
                                                        const std::string& sha256,
                                                        int64_t size_bytes, int64_t offset);
-  // Whether `user` may use the file in a job: owned, and there. NotFound with the remedy.
+  // Whether `user` may use the file in a job: owned, and there; it counts as used now. NotFound
+  // with the remedy.
   absl::Status CheckUsable(const std::string& user, const soup::v1::FileRef& file,
                            absl::string_view field) const;
   // Removes partial files that nobody has touched for `age_seconds` and nobody writes.
   void CollectOld(int64_t now_unix_ms, int64_t age_seconds);
+  // Removes whole files that no job which has not ended needs and that nobody has uploaded or
+  // submitted for `age_seconds`. Whoever needs one again uploads it again.
+  void CollectUnused(int64_t now_unix_ms, int64_t age_seconds);
 
  private:
   friend class UploadSession;

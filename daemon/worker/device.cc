@@ -1,6 +1,7 @@
 #include "daemon/worker/device.h"
 
 #include <algorithm>
+#include <fstream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -9,22 +10,38 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "daemon/worker/machine_probe.h"
+#include "daemon/worker/host_memory.h"
 #include "engine/base/file_system.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/device/cpu_backend.h"
 #include "engine/device/cuda_backend.h"
+#include "engine/device/machine_measure.h"
+#include "kernels/cpu/context.h"
 
 namespace soup::worker {
 namespace {
 
 using engine::MachineProfile;
 
+// More than kernels can take: another process took it meanwhile.
+constexpr int64_t kMostLoadedBytes = int64_t{1} << 30;
+
+std::string CpuName() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos)
+      return line.substr(colon + 2);
+  }
+  return "CPU";
+}
+
 // What says that a kept profile was made with this very device and these libraries.
 bool SameMachine(const MachineProfile& a, const MachineProfile& b) {
   return a.backend == b.backend && a.device_name == b.device_name &&
-         a.device_memory_bytes == b.device_memory_bytes && a.blas_core == b.blas_core;
+         a.device_memory_bytes == b.device_memory_bytes && a.blas_core == b.blas_core &&
+         a.cpu_threads == b.cpu_threads;
 }
 
 // "NVIDIA H200", "sm_90, 132 SMs, …" -> nvidia-h200-sm-90-132-sms-….
@@ -73,6 +90,33 @@ struct TestCard {
   int64_t real_bytes = 0;
 };
 
+// Fills the profile's rates: from the file that is kept, else by measuring, which makes the file.
+// What cannot be measured now (a card that is full) leaves them at "not measured": plans are then
+// made with low ones, and the next start tries again.
+void Measure(const DeviceOptions& options, Device* device) {
+  const std::string path = options.profile_dir.empty() ? "" : ProfilePath(options, device->profile);
+  if (!path.empty()) {
+    absl::StatusOr<MachineProfile> kept = ReadKept(path, device->profile);
+    if (kept.ok()) {
+      device->profile = *std::move(kept);
+      return;
+    }
+  }
+  engine::Backend* const backend = device->backend.get();
+  engine::MeasureOptions measure = engine::QuickMeasure(*backend);
+  if (device->memory_apart)
+    measure.arena_bytes = std::min(measure.arena_bytes, device->free_bytes() / 2);
+  MachineProfile measured = device->profile;
+  const absl::Status status =
+      engine::MeasureMachine(backend, engine::TypicalWidths(*backend), measure, &measured);
+  if (!status.ok()) {
+    SOUP_LOG(kWarn, "worker") << "the machine is not measured: " << status.message();
+    return;
+  }
+  device->profile = std::move(measured);
+  if (!path.empty()) Keep(path, device->profile);
+}
+
 absl::StatusOr<TestCard> ReadTestCard(const std::string& path) {
   SOUP_ASSIGN_OR_RETURN(const std::string text, engine::RealFileSystem().ReadFile(path));
   const std::vector<std::string> words =
@@ -107,17 +151,24 @@ absl::StatusOr<Device> OpenCpu(const DeviceOptions& options) {
       return ReadTestCard(path).value_or(TestCard()).told_bytes - backend->counters().arena_bytes;
     };
   }
-  SOUP_ASSIGN_OR_RETURN(device.profile, ProbeMachine(*device.backend, threads));
-  device.profile.overhead_bytes = engine::CpuBackendOverheadBytes(threads);
-  if (device.memory_apart) device.profile.device_memory_bytes = card.told_bytes;
-  // Measured anew at each start, for it is quick; kept for whoever wants to see it.
-  if (!options.profile_dir.empty()) Keep(ProfilePath(options, device.profile), device.profile);
+  MachineProfile& profile = device.profile;
+  profile.backend = device.backend->name();
+  profile.device_name = CpuName();
+  profile.device_memory_bytes = device.memory_apart ? card.told_bytes : HostMemoryTotal();
+  profile.overhead_bytes = engine::CpuBackendOverheadBytes(threads);
+  profile.cpu_threads = threads;
+  profile.blas_core = kernels::cpu::BlasCoreName();
+  Measure(options, &device);
   return device;
 }
 
 absl::StatusOr<Device> OpenCuda(const DeviceOptions& options) {
   engine::CudaBackendOptions backend_options;
   backend_options.device = options.device;
+  if (!options.profile_dir.empty()) {
+    SOUP_RETURN_IF_ERROR(engine::RealFileSystem().CreateDirectories(options.profile_dir));
+    backend_options.gemm_profile_path = options.profile_dir + "/gemm-algorithms.txt";
+  }
   SOUP_ASSIGN_OR_RETURN(engine::CudaBackend made, engine::MakeCudaBackend(backend_options));
   Device device;
   device.backend = std::move(made.backend);
@@ -126,14 +177,11 @@ absl::StatusOr<Device> OpenCuda(const DeviceOptions& options) {
   device.free_bytes = [number = options.device] {
     return engine::CudaFreeDeviceBytes(number).value_or(-1);
   };
-  if (options.profile_dir.empty()) return device;
-  const std::string path = ProfilePath(options, device.profile);
-  absl::StatusOr<MachineProfile> kept = ReadKept(path, device.profile);
-  if (kept.ok()) {
-    device.profile = *std::move(kept);
-  } else {
-    Keep(path, device.profile);
-  }
+  // The first use of a kernel loads it: what measuring has loaded is overhead too.
+  const int64_t before = device.free_bytes();
+  Measure(options, &device);
+  const int64_t grown = before - device.free_bytes();
+  if (grown > 0 && grown < kMostLoadedBytes) device.profile.overhead_bytes += grown;
   return device;
 }
 

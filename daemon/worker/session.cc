@@ -362,7 +362,7 @@ void Session::RunPass(const soup::worker::v1::RunPass& pass) {
     done->set_copy_busy_seconds(result->copy_busy_seconds);
     done->set_arena_planned_bytes(result->arena_planned_bytes);
     done->set_arena_measured_bytes(result->arena_measured_bytes);
-    done->set_device_peak_bytes(device_->profile.overhead_bytes + result->arena_measured_bytes);
+    done->set_device_peak_bytes(device_->profile.overhead_bytes + backend_->counters().arena_bytes);
     done->set_tokens(result->tokens);
   } else {
     TellFailedPass(pass, result.status());

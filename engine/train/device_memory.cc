@@ -54,11 +54,12 @@ absl::Status DeviceMemory::Configure(const MemoryPlan& plan, const std::vector<P
                                      bool always_relayout) {
   SOUP_RETURN_IF_ERROR(BindHostArena(plan.host));
   const std::string signature = Signature(plan);
-  const bool fits = arena_ != nullptr && plan.arena_bytes() <= arena_->bytes();
+  const int64_t bytes = std::max(plan.arena_bytes(), hold_bytes_);
+  const bool fits = arena_ != nullptr && bytes <= arena_->bytes();
   if (fits && !always_relayout && signature == signature_) return arena_->Bind(plan.arena);
   for (const auto& [id, host] : states) SOUP_RETURN_IF_ERROR(Save(id, host));
   DropAll();
-  if (!fits) SOUP_RETURN_IF_ERROR(GrowArena(plan.arena_bytes()));
+  if (!fits) SOUP_RETURN_IF_ERROR(GrowArena(bytes));
   SOUP_RETURN_IF_ERROR(arena_->Bind(plan.arena));
   const absl::Status laid_out = LayOut(plan, jobs, states);
   if (!laid_out.ok()) {

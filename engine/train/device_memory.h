@@ -66,6 +66,8 @@ class DeviceMemory {
   // Prepares a pass: `states` holds every open job by id.
   absl::Status Configure(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                          const std::map<std::string, HostState*>& states, bool always_relayout);
+  // The least size of an arena that Configure makes from now on.
+  void HoldAtLeast(int64_t bytes) { hold_bytes_ = bytes; }
   // After an optimizer step: the operand copy follows the weights.
   void RefreshOperand(const std::string& job_id);
   // Copies a job's state to the host, if it is on the device. It stays there. A finished step's
@@ -107,6 +109,7 @@ class DeviceMemory {
   const ModelBase& base_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Arena> host_arena_;
+  int64_t hold_bytes_ = 0;
   std::string signature_;  // of what is laid out; empty: nothing
   std::vector<ArenaBuffer> buffers_;
   std::unique_ptr<SlotRing> ring_;

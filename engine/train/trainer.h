@@ -125,6 +125,10 @@ struct WorkRequest {
 struct PassRequest {
   std::vector<WorkRequest> items;  // a job once
   Placement placement;
+  // An arena that is made now has at least so many bytes: those of the largest pass to come, so
+  // that it need not grow in the middle of a run, when a stranger may have taken the rest. The plan
+  // of this pass must still be exact.
+  int64_t hold_bytes = 0;
 };
 
 struct ValidationStats {

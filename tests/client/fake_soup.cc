@@ -61,16 +61,19 @@ Job* FakeSoup::AddJob(const std::string& id, const std::string& name, JobState s
   return &record.job;
 }
 
-void FakeSoup::AddEvent(const std::string& id, JobState state, const std::string& message) {
+void FakeSoup::AddEvent(const std::string& id, JobState state, const std::string& message,
+                        soup::v1::Reason reason) {
   absl::MutexLock lock(&mutex_);
   Record& record = records_.at(id);
   record.job.set_last_sequence(record.job.last_sequence() + 1);
   record.job.set_state(state);
   record.job.set_message(message);
+  record.job.set_reason(reason);
   auto* event = record.history.emplace_back().mutable_event();
   event->set_job_id(id);
   event->set_sequence(record.job.last_sequence());
   event->set_state(state);
+  event->set_reason(reason);
   event->set_message(message);
 }
 
@@ -301,7 +304,7 @@ Status FakeSoup::Act(Context* context, const JobRequest& request, JobState state
                     absl::StrCat("job ", request.job_id(), " has ended"));
     }
   }
-  AddEvent(request.job_id(), state, "as asked");
+  AddEvent(request.job_id(), state, "as asked", soup::v1::USER_REQUEST);
   *reply = GetJob(request.job_id());
   return Status::OK;
 }

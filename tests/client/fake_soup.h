@@ -49,7 +49,8 @@ class FakeSoup final : public soup::v1::Soup::Service {
 
   // A job with its whole history; Watch tells it from the cursors.
   soup::v1::Job* AddJob(const std::string& id, const std::string& name, soup::v1::JobState state);
-  void AddEvent(const std::string& id, soup::v1::JobState state, const std::string& message = "");
+  void AddEvent(const std::string& id, soup::v1::JobState state, const std::string& message = "",
+                soup::v1::Reason reason = soup::v1::REASON_UNSPECIFIED);
   void AddStep(const std::string& id, int64_t step, double loss);
   void AddArtifact(const std::string& id, const std::string& name, const std::string& data);
   void SetJob(const soup::v1::Job& job);

@@ -12,6 +12,7 @@
 namespace soup::client {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -122,6 +123,33 @@ TEST_F(WatcherTest, RefusalsAreNotRetried) {
   });
   EXPECT_EQ(ExitCodeOf(WatchJob(api_.get(), "j1", {}, &recorder_).status()), ExitCode::kAuth);
   EXPECT_EQ(recorder_.disconnects, 0);
+}
+
+TEST_F(WatcherTest, AJobThatSoupdPausedIsNotWaitedFor) {
+  soup_.AddEvent("j1", soup::v1::PAUSED, "the disk is full", soup::v1::STORAGE);
+  const auto job =
+      WatchJob(api_.get(), "j1",
+               {.deadline = absl::Now() + absl::Seconds(60), .stop_when_paused = true}, &recorder_);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state(), soup::v1::PAUSED);
+  EXPECT_EQ(recorder_.told.size(), 7u) << "what there was has been told";
+  EXPECT_EQ(ExitCodeOf(JobOutcome(*job)), ExitCode::kPaused);
+  EXPECT_THAT(std::string(JobOutcome(*job).message()),
+              AllOf(HasSubstr("the disk is full"), HasSubstr("soupctl resume j1")));
+}
+
+TEST_F(WatcherTest, APauseThatIsHistoryOrAUsersIsNoEnd) {
+  soup_.AddEvent("j1", soup::v1::PAUSED, "the disk is full", soup::v1::STORAGE);
+  soup_.AddEvent("j1", soup::v1::QUEUED, "resumed", soup::v1::USER_REQUEST);
+  soup_.AddEvent("j1", soup::v1::PAUSED, "as asked", soup::v1::USER_REQUEST);
+  const auto waits =
+      WatchJob(api_.get(), "j1",
+               {.deadline = absl::Now() + absl::Seconds(3), .stop_when_paused = true}, &recorder_);
+  EXPECT_EQ(ExitCodeOf(waits.status()), ExitCode::kWaitTimeout);
+  soup_.AddEvent("j1", soup::v1::SUCCEEDED);
+  const auto job = WatchJob(api_.get(), "j1", {.stop_when_paused = true}, &recorder_);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state(), soup::v1::SUCCEEDED);
 }
 
 TEST_F(WatcherTest, TheDeadlineHasAnExitCodeOfItsOwn) {

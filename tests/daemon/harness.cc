@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/control/job_state.h"
 #include "daemon/control/spawn.h"
+#include "tests/support/test_data.h"
 
 extern char** environ;
 
@@ -50,10 +51,7 @@ std::string ReadFileOrEmpty(const std::string& path) {
   return s.str();
 }
 
-std::string TestData(const std::string& path) {
-  const char* there = std::getenv("SOUP_TEST_DATA");
-  return absl::StrCat(there != nullptr ? there : SOUP_TEST_DATA_DIR, "/", path);
-}
+std::string TestData(const std::string& path) { return TestDataPath(path); }
 
 std::string Program(const std::string& name) {
   const char* there = std::getenv("SOUP_TEST_BIN");

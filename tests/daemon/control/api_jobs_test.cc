@@ -70,6 +70,17 @@ TEST_F(ApiJobsTest, SubmitIsIdempotentAndTellsTheOrchestrator) {
             grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(ApiJobsTest, ARepeatedSubmitIsAnsweredAsItsFirstWhateverBecameOfItsParts) {
+  const std::string sha = Upload(*alice_);
+  Job first, again;
+  ASSERT_TRUE(SubmitSpec(*alice_, Spec("n", sha), &first, "r1").ok());
+  fake_->submit_answer = absl::InvalidArgumentError("base: a file is gone");
+  ASSERT_TRUE(SubmitSpec(*alice_, Spec("n", sha), &again, "r1").ok());
+  EXPECT_EQ(first.id(), again.id());
+  EXPECT_EQ(SubmitSpec(*alice_, Spec("n", sha), &again, "r2").error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(ApiJobsTest, SubmitsAtTheSameTimeUnderOneRequestIdMakeOneJob) {
   const std::string sha = Upload(*alice_);
   std::vector<std::thread> threads;

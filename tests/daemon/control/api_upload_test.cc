@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/control/sha256.h"
 #include "tests/daemon/control/api_fixture.h"
+#include "tests/daemon/control/job_spec_for_tests.h"
 #include "tests/support/whole_file.h"
 
 namespace soup::daemon {
@@ -257,6 +258,27 @@ TEST_F(ApiUploadTest, OldPartsAreCollectedLiveOnesAreNot) {
   EXPECT_EQ(Partials().size(), 1u);
   uploads_->CollectOld(now + 7200 * 1000, 3600);
   EXPECT_TRUE(Partials().empty());
+}
+
+TEST_F(ApiUploadTest, WholeFilesWithoutAJobAreCollectedAndCanComeBack) {
+  const std::string content = "nobody needs it";
+  const std::string sha = Sha256Hex(content);
+  const int64_t size = static_cast<int64_t>(content.size());
+  ASSERT_TRUE(SendWhole(*alice_, content).ok());
+  const int64_t now = absl::ToUnixMillis(absl::Now());
+  uploads_->CollectUnused(now, 3600);
+  EXPECT_TRUE(uploads_->Stat("alice", sha, size)->complete) << "too young";
+  auto record = store_->CreateJob("alice", "", GoodSpec("n", "/base", sha), "/base", 0);
+  ASSERT_TRUE(record.ok()) << record.status();
+  uploads_->CollectUnused(now + 7200 * 1000, 3600);
+  EXPECT_TRUE(uploads_->Stat("alice", sha, size)->complete) << "a job needs it";
+  ASSERT_TRUE(
+      store_->Transition(record->job.id, JobTrigger::kCancelRequested, soup::v1::USER_REQUEST, "")
+          .ok());
+  uploads_->CollectUnused(now + 7200 * 1000, 3600);
+  EXPECT_FALSE(uploads_->Stat("alice", sha, size)->complete);
+  ASSERT_TRUE(SendWhole(*alice_, content).ok());
+  EXPECT_TRUE(uploads_->Stat("alice", sha, size)->complete);
 }
 
 }  // namespace

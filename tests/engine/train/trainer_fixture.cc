@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/engine/train/golden_case.h"
+#include "tests/support/test_data.h"
 
 namespace soup::engine {
 namespace {
@@ -35,7 +36,7 @@ const cache::MemoryBase& TinyMemory(BaseFormat format, const std::string& model)
   static auto& bases = *new std::map<Key, std::unique_ptr<cache::MemoryBase>>();
   std::unique_ptr<cache::MemoryBase>& base = bases[{format, model}];
   if (base == nullptr) {
-    auto made = cache::MemoryBase::Assemble(SOUP_TEST_DATA_DIR "/golden/" + model, {}, format);
+    auto made = cache::MemoryBase::Assemble(TestDataPath("golden/" + model), {}, format);
     if (!made.ok()) ADD_FAILURE() << made.status();
     base = std::make_unique<cache::MemoryBase>(*std::move(made));
   }
