@@ -12,6 +12,29 @@
 
 namespace soup::worker {
 
+std::byte* MapSegment(int fd, int64_t bytes) {
+  constexpr size_t kHugePage = size_t{2} << 20;
+  const size_t size = static_cast<size_t>(bytes);
+  const size_t reserved = size + kHugePage;
+  void* const range =
+      ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) return nullptr;
+  std::byte* const begin = static_cast<std::byte*>(range);
+  const uintptr_t at = reinterpret_cast<uintptr_t>(begin);
+  std::byte* const aligned = begin + ((at + kHugePage - 1) / kHugePage * kHugePage - at);
+  if (::mmap(aligned, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(range, reserved);
+    errno = error;
+    return nullptr;
+  }
+  // What is before and behind; hugetlb mappings end at whole pages.
+  std::byte* const end = aligned + (size + kHugePage - 1) / kHugePage * kHugePage;
+  if (aligned > begin) ::munmap(begin, static_cast<size_t>(aligned - begin));
+  if (begin + reserved > end) ::munmap(end, static_cast<size_t>(begin + reserved - end));
+  return aligned;
+}
+
 absl::StatusOr<std::unique_ptr<MappedBase>> MappedBase::Map(const soup::worker::v1::LoadBase& load,
                                                             std::vector<engine::UniqueFd> fds) {
   if (static_cast<int>(fds.size()) != load.segment_bytes_size())
@@ -28,12 +51,11 @@ absl::StatusOr<std::unique_ptr<MappedBase>> MappedBase::Map(const soup::worker::
     if (::fstat(fds[i].get(), &st) != 0 || bytes <= 0 || st.st_size < bytes)
       return absl::InvalidArgumentError(absl::StrCat(load.base_key(), ": segment ", i, " has ",
                                                      st.st_size, " bytes, not ", bytes));
-    void* data =
-        ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, fds[i].get(), 0);
-    if (data == MAP_FAILED)
+    std::byte* data = MapSegment(fds[i].get(), bytes);
+    if (data == nullptr)
       return absl::InternalError(absl::StrCat(load.base_key(), ": segment ", i,
                                               " cannot be mapped: ", std::strerror(errno)));
-    mapped->segments_.push_back({static_cast<std::byte*>(data), bytes});
+    mapped->segments_.push_back({data, bytes});
   }
   for (const soup::worker::v1::SlabRef& slab : load.slabs()) {
     if (slab.segment() < 0 || slab.segment() >= static_cast<int>(mapped->segments_.size()) ||

@@ -16,6 +16,11 @@
 
 namespace soup::worker {
 
+// Maps a segment of the store, to be read, at an address of whole huge pages: only there can a
+// mapping use the huge pages that the memory has, and a device pins those many times faster.
+// Nullptr: errno says why. Undone by munmap.
+std::byte* MapSegment(int fd, int64_t bytes);
+
 class MappedBase {
  public:
   // Errors: InvalidArgument (descriptors, sizes or slabs that do not agree, an unsupported

@@ -177,8 +177,14 @@ absl::Status Session::TakeDevice(const std::string& base_key) {
   ReleaseDevice("another base has its turn");
   engine::TrainerOptions options;
   options.profile = device_->profile;
+  const absl::Time start = absl::Now();
   SOUP_ASSIGN_OR_RETURN(std::unique_ptr<engine::Trainer> trainer,
                         engine::Trainer::Create(backend_, base->second->base(), options));
+  int64_t bytes = 0;
+  for (const auto& slab : base->second->base().slabs) bytes += static_cast<int64_t>(slab.size());
+  SOUP_LOG(kInfo, "worker") << base_key << " has the device: " << bytes << " bytes of store "
+                            << (backend_->counters().pageable_bytes > 0 ? "NOT pinned" : "ready")
+                            << " after " << absl::FormatDuration(absl::Now() - start);
   engine_ = trainer.get();
   device_base_ = base_key;
   absl::MutexLock lock(&mu_);

@@ -368,6 +368,19 @@ class Cuda final : public CudaOps {
   BackendCounters counters_ ABSL_GUARDED_BY(mutex_);
 };
 
+// CUDA says of a machine without a driver that its version is insufficient.
+std::string WhyNone(cudaError_t error) {
+  int driver = 0;
+  if (error != cudaErrorInsufficientDriver) return cudaGetErrorString(error);
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    cudaGetLastError();
+    return "no NVIDIA driver is installed";
+  }
+  return absl::StrCat("the NVIDIA driver knows CUDA ", driver / 1000, ".", driver % 1000 / 10,
+                      ", this build needs ", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10,
+                      ": install a newer driver");
+}
+
 absl::Status NoDevice(absl::string_view why) {
   return absl::FailedPreconditionError(
       absl::StrCat("no CUDA device: ", why, "; use --backend cpu"));
@@ -380,7 +393,7 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   const cudaError_t counted = cudaGetDeviceCount(&count);
   if (counted != cudaSuccess) {
     cudaGetLastError();
-    return NoDevice(cudaGetErrorString(counted));
+    return NoDevice(WhyNone(counted));
   }
   if (options.device < 0 || options.device >= count) {
     return NoDevice(absl::StrCat("number ", options.device, " of ", count));
