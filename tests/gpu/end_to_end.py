@@ -3,7 +3,8 @@
 
 Starts soupd with its own state directory, trains one job undisturbed, and then the same job again and again while things
 go wrong: a warm start, a worker killed with SIGKILL, an illegal access on the device, soupd killed with SIGKILL, a
-stranger that takes the card's memory. Every adapter must have the bytes of the undisturbed one.
+stranger that takes the card's memory, the least budget, a second job in the same passes. Every adapter must have the
+bytes of the undisturbed one.
 """
 import argparse
 import hashlib
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -91,11 +93,21 @@ class Soup:
             return worker if worker.get("up") else None
         return self.until(look, 60, "a worker is up")
 
-    def submit(self, name):
+    def job_file(self, name, more=""):
         path = os.path.join(self.folder, name + ".yaml")
         with open(path, "w") as f:
-            f.write(self.options.job.format(name=name, model=self.options.model, data=self.options.data))
-        return self.ctl("submit", path, "-o", "name").stdout.split()[-1]
+            f.write(self.options.job.format(name=name, model=self.options.model, data=self.options.data) + more)
+        return path
+
+    def submit(self, name, more=""):
+        return self.ctl("submit", self.job_file(name, more), "-o", "name").stdout.split()[-1]
+
+    def metrics(self):
+        """Metric lines by name and labels."""
+        address = open(os.path.join(self.state, "metrics.addr")).read().strip()
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
     def job(self, job_id):
         return self.json("get", job_id)
@@ -174,6 +186,35 @@ def memory(soup, report, digest):
     soup.finish(job_id, digest)
     if before is not None and during is not None:
         report["nvidia-smi used, MiB: idle worker, running, difference"] = [before, during, during - before]
+    shown = {name: value for name, value in soup.metrics().items() if name.startswith("soupd_device_memory")}
+    report["metrics"] = shown
+    planned = int(soup.job(job_id)["planned_arena_bytes"])
+    peak = shown[f'soupd_device_memory_peak_bytes{{device="{device.get("index", 0)}"}}']
+    if peak != int(device["overhead_bytes"]) + planned:
+        raise Failure(f"the peak metric is {peak}, overhead and planned arena are {device['overhead_bytes']} + {planned}")
+
+
+def least_budget(soup, report, digest):
+    plan = soup.json("plan", soup.job_file("least"))
+    kib = -(-int(plan["minimum_bytes"]) // 1024)
+    vram = kib * 1024
+    before = used_mib()
+    job_id = soup.submit("least", f"resources: {{vram: {kib}KiB}}\n")
+    soup.await_step(job_id, 3)
+    during = used_mib()
+    soup.finish(job_id, digest)
+    report["least budget: vram of the job, its step, s"] = [vram, soup.step_seconds(job_id)]
+    if soup.options.backend == "cuda" and during is not None:
+        report["least budget: nvidia-smi used, MiB: before, while it runs"] = [before, during]
+        # What the device shows beyond overhead and arena may be 16 MiB.
+        if during << 20 > vram + (16 << 20):
+            raise Failure(f"a job of vram {vram} took {during} MiB on the device")
+
+
+def together(soup, report, digest):
+    ids = [soup.submit(name) for name in ("twin-a", "twin-b")]
+    for job_id in ids:
+        soup.finish(job_id, digest)
 
 
 def killed_worker(soup, report, digest):
@@ -183,7 +224,7 @@ def killed_worker(soup, report, digest):
     pid = soup.worker_up()["pid"]
     os.kill(pid, signal.SIGKILL)
     at = soup.steps(job_id)
-    soup.await_step(job_id, at + 1)
+    soup.await_step(job_id, min(at + 1, soup.options.steps))
     report["kill -9 of the worker: next step after, s"] = round(time.monotonic() - start, 3)
     job, _ = soup.finish(job_id, digest)
     if int(job["attempts"]) < 2:
@@ -300,7 +341,7 @@ def main():
         say(soup.ctl("node").stdout)
         digest = undisturbed(soup, report)
         say(f"undisturbed: {digest}")
-        for part in (warm, memory, killed_worker, struck, killed_soupd, stranger):
+        for part in (warm, memory, least_budget, together, killed_worker, struck, killed_soupd, stranger):
             if part is stranger and options.backend != "cuda":
                 continue
             try:
