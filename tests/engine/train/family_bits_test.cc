@@ -20,7 +20,8 @@ RandomJob FamilyJob(const std::string& model, BaseFormat format, const std::stri
   return job;
 }
 
-AdapterSnapshot Run(const RandomJob& job, const char* placement, int32_t micro_batches = -1) {
+AdapterSnapshot StateAfter(const RandomJob& job, const char* placement,
+                           int32_t micro_batches = -1) {
   const auto parsed = ParsePlacement(placement);
   EXPECT_TRUE(parsed.ok()) << parsed.status();
   TrainerOptions options;
@@ -42,18 +43,18 @@ class FamilyBits : public ::testing::TestWithParam<Model> {};
 
 TEST_P(FamilyBits, DoNotDependOnThePlacement) {
   const RandomJob job = FamilyJob(GetParam().name, GetParam().format);
-  const AdapterSnapshot reference = Run(job, "slots=2");
+  const AdapterSnapshot reference = StateAfter(job, "slots=2");
   EXPECT_EQ(reference.optimizer_steps, kSteps);
   for (const char* placement :
        {"slots=all attention=device:all mlp=device:all head=resident",
         "slots=2 attention=host:2 mlp=device:1+host:1 boundaries=host",
         "slots=3 resident=1 mlp=device:all optimizer=host", "slots=2 attention=device:all"}) {
-    EXPECT_TRUE(SameBits(reference, Run(job, placement))) << placement;
+    EXPECT_TRUE(SameBits(reference, StateAfter(job, placement))) << placement;
   }
-  EXPECT_TRUE(SameBits(reference, Run(job, "slots=2", 1))) << "one micro-batch a pass";
+  EXPECT_TRUE(SameBits(reference, StateAfter(job, "slots=2", 1))) << "one micro-batch a pass";
   RandomJob other = job;
   other.seed = 9;
-  EXPECT_FALSE(SameBits(reference, Run(other, "slots=2")));  // the comparison can fail
+  EXPECT_FALSE(SameBits(reference, StateAfter(other, "slots=2")));  // the comparison can fail
 }
 
 TEST_P(FamilyBits, DoNotDependOnTheNeighbour) {
@@ -75,7 +76,7 @@ TEST_P(FamilyBits, DoNotDependOnTheNeighbour) {
     EXPECT_TRUE(result->faults.empty());
     EXPECT_EQ(result->arena_planned_bytes, result->arena_measured_bytes);
   }
-  EXPECT_TRUE(SameBits(Run(job, "slots=2"), Snapshot(*e.trainer, "a")));
+  EXPECT_TRUE(SameBits(StateAfter(job, "slots=2"), Snapshot(*e.trainer, "a")));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamilyBits,
