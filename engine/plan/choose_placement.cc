@@ -24,6 +24,9 @@ constexpr int kMostRetreats = 256;
 // things the layout of a smaller one may be larger than that of the larger by up to this part
 // (tests/engine/plan/memory_plan_test.cc): room for it is left when there is any.
 constexpr int64_t kLayoutSlack = 512;
+// A second of stall counts as more than itself: it rests on copies that overlap as forecast, and
+// heat that a stall lets the chip lose is not there to use.
+constexpr double kStallWeight = 0.5;
 constexpr double kUsefulShare = 0.99;
 // A placement must be so much better than one found before it: those with fewer moving parts come
 // first.
@@ -212,9 +215,10 @@ class Chooser {
       SOUP_ASSIGN_OR_RETURN(const Forecast forecast, forecaster_.Run(p));
       const double wanted =
           best_.has_value() && UsesHost(p) && !UsesHost(*best_) ? kHostBetter : kBetter;
-      if (best_.has_value() && forecast.step_seconds >= best_seconds_ * wanted) continue;
+      const double cost = forecast.step_seconds + kStallWeight * forecast.stall_seconds;
+      if (best_.has_value() && cost >= best_cost_ * wanted) continue;
       best_ = p;
-      best_seconds_ = forecast.step_seconds;
+      best_cost_ = cost;
     }
     return absl::OkStatus();
   }
@@ -282,7 +286,7 @@ class Chooser {
   int32_t most_head_slices_ = 0;
   std::vector<int32_t> head_grid_;
   std::optional<Placement> best_;
-  double best_seconds_ = 0;
+  double best_cost_ = 0;
 };
 
 }  // namespace
