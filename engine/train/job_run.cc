@@ -175,9 +175,18 @@ absl::Status JobRun::Freeze(const std::string& algorithms) {
 std::set<RowCounts> JobRun::EveryRowCounts() const {
   std::set<RowCounts> counts;
   const NumericPlan& numeric = setup_.numeric;
+  // A record is met once an epoch: its targets are counted once.
+  std::vector<int64_t> targets;
+  for (int32_t i = 0; i < setup_.dataset->train_records(); ++i) {
+    targets.push_back(CountTargets(setup_.dataset->train(i)));
+  }
   const auto add = [&](const MicroBatch& micro_batch, bool train) {
-    counts.insert({numeric.BucketFor(micro_batch.tokens),
-                   numeric.HeadRows(CountStepTargets({micro_batch}, !train)), train});
+    int64_t rows = 0;
+    for (const int32_t record : micro_batch.records) {
+      rows += train ? targets[static_cast<size_t>(record)]
+                    : CountTargets(setup_.dataset->validation(record));
+    }
+    counts.insert({numeric.BucketFor(micro_batch.tokens), numeric.HeadRows(rows), train});
   };
   if (validation_schedule_.has_value()) {
     for (const MicroBatch& micro_batch : validation_schedule_->Step(1)) add(micro_batch, false);

@@ -40,8 +40,10 @@ absl::StatusOr<JobOpened> Trainer::OpenJob(JobSetup setup) {
       std::unique_ptr<JobRun> job,
       JobRun::Open(rep_->backend, rep_->base, rep_->options.file_system, std::move(setup)));
   JobOpened opened = job->opened();
-  SOUP_ASSIGN_OR_RETURN(const GemmPreparation gemms,
-                        rep_->PrepareGemms(job, job->EveryRowCounts()));
+  SOUP_ASSIGN_OR_RETURN(
+      const GemmPreparation gemms,
+      rep_->PrepareGemms(
+          job, rep_->backend->chooses_gemms() ? job->EveryRowCounts() : std::set<RowCounts>()));
   SOUP_RETURN_IF_ERROR(job->Freeze(gemms.fingerprint));
   opened.gemms_tuned = gemms.tuned;
   opened.gemm_tuning_seconds = gemms.seconds;
