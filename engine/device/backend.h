@@ -52,8 +52,8 @@ struct BackendCounters {
   double stall_seconds = 0;      // time in which compute waited for a copy
   int64_t offload_bytes = 0;     // both ways on the offload stream
   double offload_busy_seconds = 0;
-  int64_t arena_bytes = 0;       // now: of the arenas that live
-  int64_t pageable_bytes = 0;    // now: told of by RegisterHostMemory, and could not be pinned
+  int64_t arena_bytes = 0;     // now: of the arenas that live
+  int64_t pageable_bytes = 0;  // now: told of by RegisterHostMemory, and could not be pinned
 };
 
 // What PrepareGemms has done.

@@ -12,9 +12,9 @@ constexpr int kOldestMajor = 8;
 
 absl::Status CheckCudaCard(absl::string_view name, int major, int minor) {
   if (major >= kOldestMajor) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(name, " is sm_", major, minor, "; CUDA training needs sm_", kOldestMajor,
-                   "0 (Ampere) or newer. Use --backend cpu"));
+  return absl::FailedPreconditionError(absl::StrCat(name, " is sm_", major, minor,
+                                                    "; CUDA training needs sm_", kOldestMajor,
+                                                    "0 (Ampere) or newer. Use --backend cpu"));
 }
 
 }  // namespace soup::engine

@@ -108,12 +108,12 @@ std::vector<Check> RunRoute(TestDevice& device, uint64_t seed, const RouteCase& 
           expected.weights[i] * (c.normalise ? d_weights[i] - mean : d_weights[i]);
     }
   }
-  return {CompareExactly("experts", GetInts(device, experts, c.T * c.k),
-                         AsDoubles(expected.experts)),
-          CompareL2("weights", weights.Get(), expected.weights, 8 * 0x1p-24),
-          CompareExactly("counts", GetInts(device, counts, c.E), expected_counts),
-          CompareExactly("lists", GetInts(device, lists, c.E * c.T), expected_lists),
-          CompareL2("d_logits", d_logits.Get(), expected_d, 16 * device.epsilon())};
+  return {
+      CompareExactly("experts", GetInts(device, experts, c.T * c.k), AsDoubles(expected.experts)),
+      CompareL2("weights", weights.Get(), expected.weights, 8 * 0x1p-24),
+      CompareExactly("counts", GetInts(device, counts, c.E), expected_counts),
+      CompareExactly("lists", GetInts(device, lists, c.E * c.T), expected_lists),
+      CompareL2("d_logits", d_logits.Get(), expected_d, 16 * device.epsilon())};
 }
 
 // Distinct tokens among T, each with an entry of k.
@@ -216,24 +216,23 @@ std::vector<Check> RunEntryGrad(TestDevice& device, uint64_t seed, int64_t n, in
 
 void AppendMoeCases(std::vector<OpCase>* cases) {
   for (const bool normalise : {true, false}) {
-    for (const RouteCase c : {RouteCase{"one", 1, 1, 8, 1, normalise},
-                              RouteCase{"mixtral", 37, 8, 8, 2, normalise},
-                              RouteCase{"odd", 5, 5, 8, 3, normalise},
-                              RouteCase{"all", 9, 4, 8, 4, normalise},
-                              RouteCase{"qwen", 300, 128, 128, 8, normalise},
-                              RouteCase{"many", 3, 1000, 1000, 8, normalise}}) {
+    for (const RouteCase c :
+         {RouteCase{"one", 1, 1, 8, 1, normalise}, RouteCase{"mixtral", 37, 8, 8, 2, normalise},
+          RouteCase{"odd", 5, 5, 8, 3, normalise}, RouteCase{"all", 9, 4, 8, 4, normalise},
+          RouteCase{"qwen", 300, 128, 128, 8, normalise},
+          RouteCase{"many", 3, 1000, 1000, 8, normalise}}) {
       cases->push_back({"route_" + c.name + (normalise ? "" : "_plain"), 0,
                         [c](auto& device, auto seed) { return RunRoute(device, seed, c); }});
     }
   }
-  const int64_t shapes[][5] = {{1, 8, 1, 8, 1}, {5, 8, 9, 64, 2}, {33, 48, 40, 576, 8},
-                               {0, 0, 4, 16, 2}};
+  const int64_t shapes[][5] = {
+      {1, 8, 1, 8, 1}, {5, 8, 9, 64, 2}, {33, 48, 40, 576, 8}, {0, 0, 4, 16, 2}};
   for (const auto& [n, rows, T, H, k] : shapes) {
-    cases->push_back({"entries_n" + std::to_string(n) + "_T" + std::to_string(T) + "_H" +
-                          std::to_string(H),
-                      0, [n = n, rows = rows, T = T, H = H, k = k](auto& device, auto seed) {
-                        return RunEntries(device, seed, n, rows, T, H, k);
-                      }});
+    cases->push_back(
+        {"entries_n" + std::to_string(n) + "_T" + std::to_string(T) + "_H" + std::to_string(H), 0,
+         [n = n, rows = rows, T = T, H = H, k = k](auto& device, auto seed) {
+           return RunEntries(device, seed, n, rows, T, H, k);
+         }});
   }
   for (const GateActivation gate : {GateActivation::kSilu, GateActivation::kGeluTanh}) {
     const int64_t grads[][2] = {{1, 8}, {7, 48}, {20, 160}, {5, 1544}};
