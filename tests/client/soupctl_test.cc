@@ -431,9 +431,22 @@ TEST_F(SoupctlTest, LogsAndMetrics) {
 TEST_F(SoupctlTest, PlanAndPreviewUploadAndShow) {
   Serve();
   soup_.mutable_plan()->set_arena_bytes(1 << 20);
+  soup_.mutable_plan()->set_budget_bytes(1 << 20);
+  soup_.mutable_plan()->set_placement("slots=2 resident=0 head=streamed recompute");
+  soup_.mutable_plan()->set_predicted_step_seconds(2);
+  soup_.mutable_plan()->set_next_budget_bytes(3 << 20);
+  soup_.mutable_plan()->set_next_step_seconds(1.5);
+  soup::v1::PlanRow* row = soup_.mutable_plan()->add_rows();
+  row->set_what("boundaries");
+  row->set_where("device");
+  row->set_bytes(1 << 20);
+  row->set_peak_bytes(1 << 21);
   Ended e = Run({"plan", "job.yaml"});
   EXPECT_EQ(e.code, 0) << e.err;
   EXPECT_THAT(e.out, HasSubstr("fits with 2 slots"));
+  EXPECT_THAT(e.out, HasSubstr("OWN PEAK"));
+  EXPECT_THAT(e.out, HasSubstr("slots=2 resident=0 head=streamed recompute"));
+  EXPECT_THAT(e.out, HasSubstr("with 2.0 MiB more (3.0 MiB) a step takes 1.5s, 25.0 % less"));
   soup_.mutable_plan()->set_fits(false);
   soup_.mutable_plan()->set_verdict("needs 3 GiB, give vram: 3GiB");
   e = Run({"plan", "job.yaml", "-o", "json"});

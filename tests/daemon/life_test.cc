@@ -173,6 +173,20 @@ TEST(LifeTest, ASmallBudgetTakesMorePassesAndGivesTheSameBits) {
   ASSERT_TRUE(plan.fits()) << plan.verdict();
   EXPECT_GT(plan.arena_bytes(), 0);
   EXPECT_EQ(plan.steps_total(), 20);
+  // In the fullest moment the classes add up to the arena, and none is above its own peak.
+  int64_t on_device = 0;
+  for (const soup::v1::PlanRow& row : plan.rows()) {
+    if (row.where() != "device") continue;
+    on_device += row.bytes();
+    EXPECT_LE(row.bytes(), row.peak_bytes()) << row.what();
+  }
+  EXPECT_EQ(on_device, plan.arena_bytes());
+  EXPECT_THAT(plan.placement(), HasSubstr("slots="));
+  EXPECT_GE(plan.passes_a_step(), 1);
+  if (plan.next_budget_bytes() > 0) {
+    EXPECT_GT(plan.next_budget_bytes(), plan.budget_bytes());
+    EXPECT_LE(plan.next_step_seconds(), 0.99 * plan.predicted_step_seconds());
+  }
   ASSERT_LT(plan.minimum_bytes(), plan.arena_bytes());
   spec.set_name("tight");
   spec.mutable_resources()->set_vram_bytes(plan.minimum_bytes());
