@@ -167,7 +167,8 @@ void Metrics::StepDone(const std::string& job_id, const soup::v1::StepRecord& st
 void Metrics::PassDone(const Pass& pass) {
   Add(series_->step_seconds, pass.seconds);
   Add(series_->stall_seconds, pass.stall_seconds);
-  Add(series_->copy_h2d, static_cast<double>(pass.copy_bytes));
+  Add(series_->copy_h2d, static_cast<double>(pass.copy_bytes + pass.offload_in_bytes));
+  Add(series_->copy_d2h, static_cast<double>(pass.offload_out_bytes));
   Add(series_->copy_busy_seconds, pass.copy_busy_seconds);
 }
 

@@ -40,6 +40,8 @@ class Metrics {
     double stall_seconds = 0;
     int64_t copy_bytes = 0;
     double copy_busy_seconds = 0;
+    int64_t offload_out_bytes = 0;
+    int64_t offload_in_bytes = 0;
   };
   void PassDone(const Pass& pass);
   // device_memory_planned_bytes{device}, device_memory_peak_bytes{device}; device: "0", "1"…

@@ -192,7 +192,8 @@ void DaemonOrchestrator::ChargePass(double seconds) {
 void DaemonOrchestrator::HandlePassDone(const soup::worker::v1::PassDone& m) {
   if (!pass_in_flight_ || m.pass_id() != pass_.pass_id()) return;
   pass_in_flight_ = false;
-  parts_.metrics->PassDone({m.seconds(), m.stall_seconds(), m.copy_bytes(), m.copy_busy_seconds()});
+  parts_.metrics->PassDone({m.seconds(), m.stall_seconds(), m.copy_bytes(), m.copy_busy_seconds(),
+                            m.offload_out_bytes(), m.offload_in_bytes()});
   if (m.arena_planned_bytes() > 0)
     parts_.metrics->SetDeviceMemory(config_.device, m.arena_planned_bytes(), m.device_peak_bytes());
   if (m.arena_planned_bytes() > 0) {

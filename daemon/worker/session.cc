@@ -366,6 +366,8 @@ void Session::RunPass(const soup::worker::v1::RunPass& pass) {
     done->set_stall_seconds(result->stall_seconds);
     done->set_copy_bytes(result->copy_bytes);
     done->set_copy_busy_seconds(result->copy_busy_seconds);
+    done->set_offload_out_bytes(result->offload_out_bytes);
+    done->set_offload_in_bytes(result->offload_in_bytes);
     done->set_arena_planned_bytes(result->arena_planned_bytes);
     done->set_arena_measured_bytes(result->arena_measured_bytes);
     done->set_device_peak_bytes(device_->profile.overhead_bytes + backend_->counters().arena_bytes);

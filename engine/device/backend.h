@@ -47,10 +47,11 @@ struct AttentionScratch {
 // Sums since the backend was made (a pass's share is a difference of two readings), and what it
 // holds now.
 struct BackendCounters {
-  int64_t copy_bytes = 0;        // host -> device on the copy stream
-  double copy_busy_seconds = 0;  // time in which the copy stream moved bytes
-  double stall_seconds = 0;      // time in which compute waited for a copy
-  int64_t offload_bytes = 0;     // both ways on the offload stream
+  int64_t copy_bytes = 0;         // host -> device on the copy stream
+  double copy_busy_seconds = 0;   // time in which the copy stream moved bytes
+  double stall_seconds = 0;       // time in which compute waited for a copy
+  int64_t offload_out_bytes = 0;  // to host memory on the offload stream
+  int64_t offload_in_bytes = 0;   // and back
   double offload_busy_seconds = 0;
   int64_t arena_bytes = 0;     // now: of the arenas that live
   int64_t pageable_bytes = 0;  // now: told of by RegisterHostMemory, and could not be pinned

@@ -129,7 +129,9 @@ class CpuBackend final : public Backend {
   absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,
                                  StreamView stream) override {
     if (stream.kind() != StreamKind::kCompute) {
-      return copies_.Copy(dst, src, bytes, stream.kind() == StreamKind::kOffload);
+      return copies_.Copy(dst, src, bytes,
+                          stream.kind() == StreamKind::kOffload ? &BackendCounters::offload_in_bytes
+                                                                : &BackendCounters::copy_bytes);
     }
     std::memcpy(dst, src, static_cast<size_t>(bytes));
     return absl::OkStatus();
@@ -139,7 +141,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
   absl::Status OffloadAsync(void* dst, const void* src, int64_t bytes) override {
-    return copies_.Copy(dst, src, bytes, /*offload=*/true);
+    return copies_.Copy(dst, src, bytes, &BackendCounters::offload_out_bytes);
   }
   void CopyOnDevice(void* dst, const void* src, int64_t bytes) override {
     std::memcpy(dst, src, static_cast<size_t>(bytes));

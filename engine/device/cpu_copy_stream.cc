@@ -46,12 +46,13 @@ absl::Status CpuCopyStream::Push(Command command) {
   return absl::OkStatus();
 }
 
-absl::Status CpuCopyStream::Copy(void* dst, const void* src, int64_t bytes, bool offload) {
+absl::Status CpuCopyStream::Copy(void* dst, const void* src, int64_t bytes,
+                                 int64_t BackendCounters::*counter) {
   Command command;
   command.dst = static_cast<std::byte*>(dst);
   command.src = static_cast<const std::byte*>(src);
   command.bytes = bytes;
-  command.offload = offload;
+  command.counter = counter;
   absl::MutexLock lock(&mutex_);
   return Push(std::move(command));
 }
@@ -157,8 +158,9 @@ void CpuCopyStream::RunCopy(const Command& command) {
   }
   absl::MutexLock lock(&mutex_);
   const double seconds = SecondsSince(start_ns);
-  (command.offload ? counters_.offload_bytes : counters_.copy_bytes) += command.bytes;
-  (command.offload ? counters_.offload_busy_seconds : counters_.copy_busy_seconds) += seconds;
+  counters_.*command.counter += command.bytes;
+  const bool slab = command.counter == &BackendCounters::copy_bytes;
+  (slab ? counters_.copy_busy_seconds : counters_.offload_busy_seconds) += seconds;
 }
 
 void CpuCopyStream::Idle(absl::Duration duration) {

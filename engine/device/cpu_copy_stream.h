@@ -42,8 +42,9 @@ class CpuCopyStream {
   CpuCopyStream(const CpuCopyStream&) = delete;
   CpuCopyStream& operator=(const CpuCopyStream&) = delete;
 
-  // Queue a command; `offload`: counted as such. Errors: DeadlineExceeded (the queue stays full).
-  absl::Status Copy(void* dst, const void* src, int64_t bytes, bool offload);
+  // Queue a command. `counter`: of its bytes; one of an offload adds to the offload's seconds.
+  // Errors: DeadlineExceeded (the queue stays full).
+  absl::Status Copy(void* dst, const void* src, int64_t bytes, int64_t BackendCounters::*counter);
   absl::Status Record(const std::shared_ptr<CpuEventRep>& event);
 
   // A record of the caller's own (compute) stream: complete at once.
@@ -65,7 +66,7 @@ class CpuCopyStream {
     std::byte* dst = nullptr;
     const std::byte* src = nullptr;
     int64_t bytes = 0;
-    bool offload = false;
+    int64_t BackendCounters::*counter = &BackendCounters::copy_bytes;
     std::shared_ptr<CpuEventRep> event;
     int64_t number = 0;
   };

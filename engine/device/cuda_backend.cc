@@ -325,7 +325,8 @@ class Cuda final : public CudaOps {
     SOUP_RETURN_IF_ERROR(Keep(offloads_.Stop(offload_.get())));
     if (offloads_.full()) HarvestTimes();
     absl::MutexLock lock(&mutex_);
-    counters_.offload_bytes += bytes;
+    (kind == cudaMemcpyDeviceToHost ? counters_.offload_out_bytes : counters_.offload_in_bytes) +=
+        bytes;
     return absl::OkStatus();
   }
 

@@ -153,6 +153,8 @@ struct PassResult {
   double stall_seconds = 0;
   int64_t copy_bytes = 0;
   double copy_busy_seconds = 0;
+  int64_t offload_out_bytes = 0;  // to host memory and back
+  int64_t offload_in_bytes = 0;
   int64_t tokens = 0;
   int64_t arena_planned_bytes = 0;
   int64_t arena_measured_bytes = 0;

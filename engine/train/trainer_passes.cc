@@ -186,6 +186,9 @@ absl::StatusOr<PassResult> Trainer::RunPass(const PassRequest& request) {
   result.stall_seconds = taken.stall_seconds;
   result.copy_bytes = taken.copy_bytes;
   result.copy_busy_seconds = taken.copy_seconds;
+  const BackendCounters after = rep_->backend->counters();
+  result.offload_out_bytes = after.offload_out_bytes - before.offload_out_bytes;
+  result.offload_in_bytes = after.offload_in_bytes - before.offload_in_bytes;
   return result;
 }
 

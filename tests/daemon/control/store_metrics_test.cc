@@ -128,6 +128,14 @@ TEST_F(StoreMetricsTest, CountersNeverGoDown) {
   EXPECT_EQ(ValueOf(metrics_.Render(), "soupd_copy_busy_seconds_total"), 0);
 }
 
+// Slabs go to the device; what passes keep in host memory goes there and comes back.
+TEST_F(StoreMetricsTest, CopiesCountByDirection) {
+  metrics_.PassDone({.seconds = 1, .copy_bytes = 5, .offload_out_bytes = 7, .offload_in_bytes = 3});
+  const std::string text = metrics_.Render();
+  EXPECT_EQ(ValueOf(text, "soupd_copy_bytes_total{direction=\"h2d\"}"), 8);
+  EXPECT_EQ(ValueOf(text, "soupd_copy_bytes_total{direction=\"d2h\"}"), 7);
+}
+
 TEST_F(StoreMetricsTest, PromtoolIsContentAndEveryNameIsThere) {
   const std::string id = Create("n");
   fake_->StartRunning(id, 3);
