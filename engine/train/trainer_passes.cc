@@ -152,6 +152,11 @@ absl::Status Trainer::Rep::RunShares(const std::vector<PassShare>& shares,
                                             " bytes of arena and the pass took ",
                                             result.arena_measured_bytes));
   }
+  const int64_t host = memory.host_arena() == nullptr ? 0 : memory.host_arena()->high_water_bytes();
+  if (plan.host_bytes() != host) {
+    return absl::InternalError(absl::StrCat("the plan of the pass says ", plan.host_bytes(),
+                                            " bytes of host memory and the pass took ", host));
+  }
   broken = false;
   return absl::OkStatus();
 }

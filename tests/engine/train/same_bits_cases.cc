@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tests/engine/train/same_bits.h"
+#include "tests/support/seeded_rng.h"
 #include "tests/support/temp_dir.h"
 
 namespace soup::engine {
@@ -166,6 +167,39 @@ TEST_F(SameBitsTest, PlacementChangesBetweenSteps) {
     RunStep(*e.trainer, "a", step, PlaceBy(texts[step % 4]), step % 2 == 0 ? 1 : -1);
   }
   EXPECT_TRUE(SameBits(reference, Snapshot(*e.trainer, "a")));
+}
+
+// The arena, and the host memory, that a plan says is what the pass takes, to the byte: RunStep
+// checks the one, RunPass fails for the other.
+TEST_F(SameBitsTest, PlanIsWhatThePassTakes) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  const auto count = [&rng](int64_t most) { return static_cast<int32_t>(rng.Int(0, most)); };
+  for (int shape = 0; shape < 16; ++shape) {
+    RandomJob job = JobA(static_cast<BaseFormat>(rng.Int(0, 2)));
+    job.seed = static_cast<uint64_t>(rng.Int(1, 1000));
+    job.longest = 8 + count(52);
+    job.batch_size = 1 + count(7);
+    job.r = 1 + count(19);
+    job.dropout = rng.Chance(0.5) ? 0.1 : 0;
+    job.layers = rng.Int(3, 9);
+    job.targets.clear();
+    for (const Module m : JobA().targets) {
+      if (rng.Chance(0.5)) job.targets.push_back(m);
+    }
+    if (job.targets.empty()) job.targets = {Module::kDown};
+    Placement p;
+    p.slots = 2 + count(job.layers - 2);
+    p.resident_layers = p.slots == job.layers ? p.slots : count(p.slots - 2);
+    p.head_resident = rng.Chance(0.3);
+    p.attention = {count(job.layers), count(job.layers)};
+    p.mlp = {count(job.layers), count(job.layers)};
+    p.boundaries_host = rng.Chance(0.5);
+    p.optimizer_host = rng.Chance(0.5);
+    SCOPED_TRACE(PlacementText(p));
+    Engine e = OpenJobs({job});
+    RunSteps(*e.trainer, job.id, 1, 2, p, rng.Chance(0.5) ? 1 : -1);
+  }
 }
 
 TEST_F(SameBitsTest, LaidOutAnewInEveryPass) {
