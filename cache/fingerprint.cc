@@ -10,11 +10,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "cache/base_key.h"
+#include "cache/checkpoint.h"
 #include "cache/parallel.h"
 #include "engine/base/clock.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
-#include "engine/io/safetensors_reader.h"
 
 namespace soup::cache {
 namespace {
@@ -72,13 +72,9 @@ absl::StatusOr<Fingerprint> FingerprintCheckpoint(const std::string& folder,
   std::vector<engine::ConfinedFile> files;
   {
     // Refuses a checkpoint that is not whole before a byte of weights is hashed.
-    SOUP_ASSIGN_OR_RETURN(const auto checkpoint,
-                          engine::SafetensorsCheckpoint::Open(folder, roots));
-    std::vector<std::string> names = checkpoint->shard_names();
-    names.push_back("config.json");
-    for (const std::string& name : names) {
-      SOUP_ASSIGN_OR_RETURN(engine::ConfinedFile file,
-                            engine::ConfinedFile::Open(engine::JoinPath(folder, name), roots));
+    SOUP_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(folder, roots));
+    for (const std::string& path : checkpoint->files()) {
+      SOUP_ASSIGN_OR_RETURN(engine::ConfinedFile file, engine::ConfinedFile::Open(path, roots));
       files.push_back(std::move(file));
     }
   }

@@ -36,11 +36,11 @@ struct Fingerprint {
     std::string path;
     engine::FileStamp stamp;
   };
-  std::vector<File> files;  // what was hashed: weight files by name, then config.json
+  std::vector<File> files;  // what was hashed: weight files by name, then config.json; or a .gguf
 };
 
-// `folder` holds config.json and safetensors, as SafetensorsCheckpoint finds them. `memory` may be
-// null.
+// `folder`: a checkpoint as checkpoint.h opens it (of a .gguf, the file alone is hashed). `memory`
+// may be null.
 absl::StatusOr<Fingerprint> FingerprintCheckpoint(const std::string& folder,
                                                   const engine::AllowedRoots& roots,
                                                   DigestMemory* memory, const TaskControl& control);

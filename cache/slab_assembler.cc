@@ -8,21 +8,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cache/checkpoint.h"
 #include "cache/parallel.h"
-#include "cache/weight_reader.h"
-#include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
-#include "engine/io/confined_file.h"
 #include "engine/model/slab_contents.h"
 #include "kernels/cpu/nf4_quantize.h"
 
 namespace soup::cache {
 namespace {
 
-using engine::SafetensorsCheckpoint;
 using engine::SlabTensor;
 
-constexpr int64_t kMaxConfigBytes = 4 << 20;
 constexpr size_t kNamesShown = 8;
 // Elements that one thread reads, checks and quantises at a time; whole quantisation blocks.
 constexpr int64_t kUnitElements = int64_t{1} << 20;
@@ -37,7 +33,7 @@ std::string Listed(const std::vector<std::string>& names) {
 }
 
 // Names, shapes and types against what the spec says; everything that headers tell.
-absl::Status CheckTensors(const SafetensorsCheckpoint& checkpoint, const engine::ModelSpec& spec,
+absl::Status CheckTensors(const Checkpoint& checkpoint, const engine::ModelSpec& spec,
                           engine::BaseFormat format, std::vector<std::string>* warnings) {
   std::set<std::string> expected;
   std::vector<std::string> missing, unknown;
@@ -45,27 +41,28 @@ absl::Status CheckTensors(const SafetensorsCheckpoint& checkpoint, const engine:
   for (int64_t slab = 0; slab < engine::SlabCount(spec); ++slab) {
     for (const SlabTensor& t : engine::SlabContents(spec, format, slab)) {
       expected.insert(t.name);
-      const SafetensorsCheckpoint::Located at = checkpoint.Find(t.name);
-      if (at.tensor == nullptr) {
+      const Checkpoint::Weight* weight = checkpoint.Find(t.name);
+      if (weight == nullptr) {
         missing.push_back(t.name);
         continue;
       }
-      SOUP_RETURN_IF_ERROR(CheckWeight(at, t.shape));
-      if (at.tensor->dtype != engine::DType::kBF16) ++rounded;
+      SOUP_RETURN_IF_ERROR(CheckWeight(*weight, t.shape));
+      if (!weight->exact) ++rounded;
     }
   }
   if (!missing.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint.folder(), ": the checkpoint lacks ", missing.size(), " of ",
+        absl::StrCat(checkpoint.path(), ": the checkpoint lacks ", missing.size(), " of ",
                      expected.size(), " tensors that its config.json asks for: ", Listed(missing)));
   }
-  for (const std::string& name : checkpoint.Names()) {
-    if (expected.count(name) == 0 && !engine::IsDerivedTensor(spec, name)) unknown.push_back(name);
+  for (const Checkpoint::Weight& weight : checkpoint.weights()) {
+    if (expected.count(weight.name) == 0 && !engine::IsDerivedTensor(spec, weight.name))
+      unknown.push_back(weight.name);
   }
   if (!unknown.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        checkpoint.folder(), ": the checkpoint has ", unknown.size(), " tensors that a ",
-        spec.family, " model with this config.json does not use, so its results would be wrong: ",
+        checkpoint.path(), ": the checkpoint has ", unknown.size(), " tensors that a ", spec.family,
+        " model with this config.json does not use, so its results would be wrong: ",
         Listed(unknown)));
   }
   if (rounded > 0) {
@@ -78,25 +75,28 @@ absl::Status CheckTensors(const SafetensorsCheckpoint& checkpoint, const engine:
 // A range of one tensor's elements, the work of one thread at a time.
 struct Unit {
   const SlabTensor* tensor;
-  SafetensorsCheckpoint::Located at;
+  const Checkpoint* checkpoint;
+  const Checkpoint::Weight* weight;
   int64_t first;
   int64_t count;
   float* absmax;  // of the whole matrix; nf4 formats only
 };
 
-std::vector<Unit> CutIntoUnits(const SlabTensor& tensor, const SafetensorsCheckpoint::Located& at,
+std::vector<Unit> CutIntoUnits(const SlabTensor& tensor, const Checkpoint& checkpoint,
                                float* absmax) {
+  const Checkpoint::Weight* const weight = checkpoint.Find(tensor.name);
   std::vector<Unit> units;
-  const int64_t n = at.tensor->elements();
+  const int64_t n = weight->elements();
   for (int64_t first = 0; first < n; first += kUnitElements) {
-    units.push_back({&tensor, at, first, std::min(kUnitElements, n - first), absmax});
+    units.push_back(
+        {&tensor, &checkpoint, weight, first, std::min(kUnitElements, n - first), absmax});
   }
   return units;
 }
 
 absl::Status QuantizeUnit(const Unit& unit, absl::Span<uint8_t> dst) {
   std::vector<uint16_t> weights(static_cast<size_t>(unit.count));
-  SOUP_RETURN_IF_ERROR(ReadWeights(unit.at, unit.first, unit.count, weights.data()));
+  SOUP_RETURN_IF_ERROR(unit.checkpoint->Read(*unit.weight, unit.first, unit.count, weights.data()));
   kernels::cpu::Nf4QuantizeArgs args;
   args.src_bf16 = weights.data();
   args.n = unit.count;
@@ -104,7 +104,7 @@ absl::Status QuantizeUnit(const Unit& unit, absl::Span<uint8_t> dst) {
   args.absmax = unit.absmax + unit.first / engine::kNf4Block;
   const int64_t blocks = (unit.count + engine::kNf4Block - 1) / engine::kNf4Block;
   const int64_t bad = kernels::cpu::Nf4QuantizeBlocks(args, 0, blocks);
-  return bad < 0 ? absl::OkStatus() : NotFinite(unit.at, unit.first + bad);
+  return bad < 0 ? absl::OkStatus() : NotFinite(*unit.weight, unit.first + bad);
 }
 
 absl::Status AssembleUnit(const Unit& unit, engine::BaseFormat format, absl::Span<uint8_t> dst) {
@@ -112,26 +112,26 @@ absl::Status AssembleUnit(const Unit& unit, engine::BaseFormat format, absl::Spa
   if (t.is_linear && format != engine::BaseFormat::kBf16) return QuantizeUnit(unit, dst);
   const int64_t offset = t.is_linear ? t.matrix.data_offset : t.offset;
   uint16_t* out = reinterpret_cast<uint16_t*>(dst.data() + offset) + unit.first;
-  return ReadWeights(unit.at, unit.first, unit.count, out);
+  return unit.checkpoint->Read(*unit.weight, unit.first, unit.count, out);
 }
 
 // A tied model may carry a head all the same; when it holds other values, one of the two is wrong.
-absl::Status CheckTiedHead(const SafetensorsCheckpoint& checkpoint, const engine::ModelSpec& spec,
+absl::Status CheckTiedHead(const Checkpoint& checkpoint, const engine::ModelSpec& spec,
                            const TaskControl& control) {
-  const SafetensorsCheckpoint::Located head = checkpoint.Find("lm_head.weight");
-  const SafetensorsCheckpoint::Located embedding = checkpoint.Find("model.embed_tokens.weight");
-  if (!spec.tied_head || head.tensor == nullptr) return absl::OkStatus();
-  SOUP_RETURN_IF_ERROR(CheckWeight(head, {spec.vocab, spec.hidden}));
+  const Checkpoint::Weight* head = checkpoint.Find("lm_head.weight");
+  const Checkpoint::Weight* embedding = checkpoint.Find("model.embed_tokens.weight");
+  if (!spec.tied_head || head == nullptr) return absl::OkStatus();
+  SOUP_RETURN_IF_ERROR(CheckWeight(*head, {spec.vocab, spec.hidden}));
   const int64_t n = spec.vocab * spec.hidden;
   return ParallelFor((n + kUnitElements - 1) / kUnitElements, control, [&](int64_t i) {
     const int64_t first = i * kUnitElements;
     const int64_t count = std::min(kUnitElements, n - first);
     std::vector<uint16_t> a(static_cast<size_t>(count)), b(static_cast<size_t>(count));
-    SOUP_RETURN_IF_ERROR(ReadWeights(head, first, count, a.data()));
-    SOUP_RETURN_IF_ERROR(ReadWeights(embedding, first, count, b.data()));
+    SOUP_RETURN_IF_ERROR(checkpoint.Read(*head, first, count, a.data()));
+    SOUP_RETURN_IF_ERROR(checkpoint.Read(*embedding, first, count, b.data()));
     if (a == b) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        checkpoint.folder(),
+        checkpoint.path(),
         ": config.json says tie_word_embeddings, but lm_head.weight holds other values "
         "than model.embed_tokens.weight: set it to false, or remove the tensor"));
   });
@@ -140,7 +140,7 @@ absl::Status CheckTiedHead(const SafetensorsCheckpoint& checkpoint, const engine
 }  // namespace
 
 struct SlabAssembler::Rep {
-  std::unique_ptr<SafetensorsCheckpoint> checkpoint;
+  std::unique_ptr<Checkpoint> checkpoint;
   engine::ModelSpec spec;
   std::string config_json;
   engine::BaseFormat format = engine::BaseFormat::kBf16;
@@ -156,16 +156,13 @@ absl::StatusOr<std::unique_ptr<SlabAssembler>> SlabAssembler::Create(
   out->rep_ = std::make_unique<Rep>();
   Rep& rep = *out->rep_;
   rep.format = format;
-  SOUP_RETURN_IF_ERROR(engine::ResolveFolder(folder, roots).status());
-  SOUP_ASSIGN_OR_RETURN(const engine::ConfinedFile config,
-                        engine::ConfinedFile::Open(engine::JoinPath(folder, "config.json"), roots));
-  SOUP_ASSIGN_OR_RETURN(rep.config_json, config.ReadAll(kMaxConfigBytes));
+  SOUP_ASSIGN_OR_RETURN(rep.checkpoint, Checkpoint::Open(folder, roots));
+  rep.config_json = rep.checkpoint->config_json();
   auto spec = engine::ParseModelSpec(rep.config_json);
   if (!spec.ok()) {
     return absl::Status(spec.status().code(), absl::StrCat(folder, "/", spec.status().message()));
   }
   rep.spec = *std::move(spec);
-  SOUP_ASSIGN_OR_RETURN(rep.checkpoint, SafetensorsCheckpoint::Open(folder, roots));
   rep.warnings = rep.checkpoint->warnings();
   SOUP_RETURN_IF_ERROR(CheckTensors(*rep.checkpoint, rep.spec, format, &rep.warnings));
   return out;
@@ -204,7 +201,7 @@ absl::Status SlabAssembler::Assemble(int64_t slab, absl::Span<uint8_t> dst,
     } else if (t.is_linear && rep_->format == engine::BaseFormat::kNf4) {
       scales = reinterpret_cast<float*>(dst.data() + t.matrix.absmax_offset);
     }
-    for (const Unit& unit : CutIntoUnits(t, rep_->checkpoint->Find(t.name), scales)) {
+    for (const Unit& unit : CutIntoUnits(t, *rep_->checkpoint, scales)) {
       units.push_back(unit);
     }
   }

@@ -1,6 +1,7 @@
-// SlabAssembler: from a Hugging Face model folder to slabs, one at a time, with every core.
+// SlabAssembler: from a model (checkpoint.h: a Hugging Face folder, or a .gguf file) to slabs, one
+// at a time, with every core.
 //
-// bf16 stays as it is; f16 and f32 are rounded to bf16 (a warning says so); linears are then
+// bf16 stays as it is; the rest is rounded to bf16 (a warning says so); linears are then
 // quantised when the format asks for it, each matrix on its own. A NaN or an infinity in any weight
 // is refused, naming the tensor, row and column (for a norm: the index). Create checks all that
 // headers tell: every expected tensor is there with its shape, and nothing is there that the family
@@ -21,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cache/task_control.h"
-#include "engine/io/safetensors_reader.h"
+#include "engine/io/confined_file.h"
 #include "engine/model/layer_layout.h"
 #include "engine/model/model_spec.h"
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -227,6 +228,12 @@ absl::Status CheckUnknownFields(const google::protobuf::Message& message, const 
   return absl::OkStatus();
 }
 
+bool BeginsAsGguf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  char magic[4] = {};
+  return file.read(magic, sizeof magic) && absl::string_view(magic, sizeof magic) == "GGUF";
+}
+
 }  // namespace
 
 absl::Status ValidateBase(const soup::v1::BaseSpec& base) {
@@ -282,8 +289,10 @@ absl::StatusOr<std::string> ResolveBasePath(const std::string& path,
     if (resolved != root && !absl::StartsWith(resolved, root == "/" ? root : root + "/")) continue;
     struct stat st {};
     if (stat(real, &st) != 0) return engine::ErrnoStatus(errno, "stat", resolved);
+    if (S_ISREG(st.st_mode) && BeginsAsGguf(resolved)) return resolved;
     if (!S_ISDIR(st.st_mode)) {
-      return Refuse("base.path", path, "it is a file; give the model's folder");
+      return Refuse("base.path", path,
+                    "it is no GGUF file; give a .gguf file or the model's folder");
     }
     if (access((resolved + "/config.json").c_str(), R_OK) != 0) {
       return Refuse(

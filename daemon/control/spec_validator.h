@@ -21,9 +21,9 @@ absl::Status ValidateSpec(const soup::v1::JobSpec& spec);
 // The part of it that Prefetch needs.
 absl::Status ValidateBase(const soup::v1::BaseSpec& base);
 
-// The real path of a model folder; every link in it is followed, and the end must lie under one of
-// the roots (real paths). InvalidArgument (not absolute, no folder, no config.json), NotFound,
-// PermissionDenied (outside the roots; the message names them).
+// The real path of a model folder or a .gguf file; every link in it is followed, and the end must
+// lie under one of the roots (real paths). InvalidArgument (not absolute, no config.json, no GGUF),
+// NotFound, PermissionDenied (outside the roots; the message names them).
 absl::StatusOr<std::string> ResolveBasePath(const std::string& path,
                                             const std::vector<std::string>& model_roots);
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/io/safetensors_reader.h"
 #include "engine/model/slab_contents.h"
 #include "kernels/cpu/nf4_quantize.h"
 #include "tests/cache/tiny_model.h"

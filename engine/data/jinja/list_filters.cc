@@ -181,17 +181,19 @@ absl::StatusOr<Value> ChooseBy(const Value& v, const CallArgs& args, Budget* bud
   return Choose(v, args, kByAttribute, kKeep, budget);
 }
 
-// A stable sort that stops at the first error of a comparison.
+// A stable sort that stops at the first error of a comparison. `wrapped`: keys are compared as
+// parts of a list (jinja2's sort does so): equal ones are never put in order.
 absl::StatusOr<std::vector<Value>> Sorted(std::vector<std::pair<Value, Value>> keyed, bool reverse,
-                                          Budget* budget) {
+                                          bool wrapped, Budget* budget) {
   absl::Status status;
   std::vector<size_t> order(keyed.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     if (!status.ok()) return false;
-    // Equal keys are never put in order, so that two undefined ones are no error (as in jinja2).
-    const auto same = Equal(keyed[a].first, keyed[b].first, budget);
-    if (same.ok() && *same) return false;
+    if (wrapped) {  // so that two undefined ones are no error
+      const auto same = Equal(keyed[a].first, keyed[b].first, budget);
+      if (same.ok() && *same) return false;
+    }
     const auto compared = Order(keyed[a].first, keyed[b].first, budget);
     if (!compared.ok()) {
       status = compared.status();
@@ -214,8 +216,9 @@ absl::StatusOr<Value> Sort(const Value& v, const CallArgs& args, Budget* budget)
     SOUP_ASSIGN_OR_RETURN(Value key, SortKey(item, bound, budget));
     keyed.emplace_back(std::move(key), item);
   }
-  SOUP_ASSIGN_OR_RETURN(std::vector<Value> out,
-                        Sorted(std::move(keyed), bound.FlagOr("reverse", false), budget));
+  SOUP_ASSIGN_OR_RETURN(
+      std::vector<Value> out,
+      Sorted(std::move(keyed), bound.FlagOr("reverse", false), /*wrapped=*/true, budget));
   return Value::List(std::move(out));
 }
 
@@ -232,8 +235,9 @@ absl::StatusOr<Value> DictSort(const Value& v, const CallArgs& args, Budget* bud
     SOUP_ASSIGN_OR_RETURN(Value key, SortKey(item.AsList()[by == "key" ? 0 : 1], bound, budget));
     keyed.emplace_back(std::move(key), item);
   }
-  SOUP_ASSIGN_OR_RETURN(std::vector<Value> out,
-                        Sorted(std::move(keyed), bound.FlagOr("reverse", false), budget));
+  SOUP_ASSIGN_OR_RETURN(
+      std::vector<Value> out,
+      Sorted(std::move(keyed), bound.FlagOr("reverse", false), /*wrapped=*/false, budget));
   return Value::List(std::move(out));
 }
 
@@ -365,7 +369,8 @@ absl::StatusOr<Value> GroupBy(const Value& v, const CallArgs& args, Budget* budg
     SOUP_ASSIGN_OR_RETURN(Value member, Value::List({key, name, item}));
     keyed.emplace_back(std::move(key), std::move(member));
   }
-  SOUP_ASSIGN_OR_RETURN(const std::vector<Value> sorted, Sorted(std::move(keyed), false, budget));
+  SOUP_ASSIGN_OR_RETURN(const std::vector<Value> sorted,
+                        Sorted(std::move(keyed), false, /*wrapped=*/false, budget));
   std::vector<Value> out;
   for (size_t begin = 0, end; begin < sorted.size(); begin = end) {
     std::vector<Value> members;
