@@ -14,6 +14,8 @@
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/prepare.h"
+#include "engine/io/gguf_reader.h"
+#include "engine/io/gguf_tokenizer.h"
 #include "engine/plan/job_plan.h"
 #include "soup/worker/v1/worker.pb.h"
 
@@ -52,6 +54,16 @@ engine::PrepareOptions OptionsOf(const PrepareRequest& request) {
   options.output_path = request.output_path();
   options.preview_records = request.preview_records();
   return options;
+}
+
+// Of a base that is one GGUF file: its tokenizer and template lie in the file's metadata.
+absl::Status TakeGgufTokenizer(engine::PrepareOptions* options) {
+  if (!engine::IsModelFile(options->tokenizer_dir)) return absl::OkStatus();
+  SOUP_ASSIGN_OR_RETURN(const auto file, engine::GgufFile::Open(options->tokenizer_dir));
+  SOUP_ASSIGN_OR_RETURN(engine::GgufTokenizerFiles files, engine::ReadGgufTokenizer(*file));
+  options->tokenizer_json = std::move(files.tokenizer_json);
+  options->tokenizer_config_json = std::move(files.tokenizer_config_json);
+  return absl::OkStatus();
 }
 
 void FillReport(const engine::DatasetReport& from, soup::v1::DatasetReport* to) {
@@ -185,7 +197,10 @@ PrepareReply Prepare(daemon::Link& link, const PrepareRequest& request) {
     message.mutable_progress()->set_unit("bytes");
     return link.Send(message).ok();  // nobody listens any more: stop
   };
-  auto report = engine::PrepareDataset(OptionsOf(request), progress);
+  engine::PrepareOptions options = OptionsOf(request);
+  const absl::Status tokenizer = TakeGgufTokenizer(&options);
+  if (!tokenizer.ok()) return FailedReply(ReasonOf(tokenizer), std::string(tokenizer.message()));
+  auto report = engine::PrepareDataset(options, progress);
   if (!report.ok())
     return FailedReply(ReasonOf(report.status()), std::string(report.status().message()));
   PrepareReply reply;

@@ -123,10 +123,15 @@ class Preparer {
 
 absl::Status Preparer::LoadTokenizer() {
   SOUP_RETURN_IF_ERROR(Tell("tokenizer", 0, 1));
-  SOUP_ASSIGN_OR_RETURN(const std::string json, RealFileSystem().ReadFile(JoinPath(
-                                                    options_.tokenizer_dir, "tokenizer.json")));
-  SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(json, "tokenizer.json"));
-  SOUP_ASSIGN_OR_RETURN(config_, LoadTokenizerConfig(options_.tokenizer_dir));
+  if (!options_.tokenizer_json.empty()) {
+    SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(options_.tokenizer_json, "tokenizer.json"));
+    SOUP_ASSIGN_OR_RETURN(config_, ParseTokenizerConfig(options_.tokenizer_config_json));
+  } else {
+    SOUP_ASSIGN_OR_RETURN(const std::string json, RealFileSystem().ReadFile(JoinPath(
+                                                      options_.tokenizer_dir, "tokenizer.json")));
+    SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(json, "tokenizer.json"));
+    SOUP_ASSIGN_OR_RETURN(config_, LoadTokenizerConfig(options_.tokenizer_dir));
+  }
   std::vector<std::string> warnings;
   SOUP_RETURN_IF_ERROR(CheckAgreement(config_, *tokenizer_, &warnings));
   for (const std::string& warning : warnings) notices_.AddGeneral(warning);

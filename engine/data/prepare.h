@@ -46,6 +46,9 @@ struct PrepareOptions {
   static constexpr double kMaxWeight = 100;
 
   std::string tokenizer_dir;         // tokenizer.json, tokenizer_config.json, chat_template.jinja
+  // The texts of the first two, when there is no such folder (a GGUF). Empty: the folder's.
+  std::string tokenizer_json;
+  std::string tokenizer_config_json;
   std::vector<PrepareSource> train;  // at least one
   std::string validation_path;       // empty: no validation file
   std::string validation_name;

@@ -65,24 +65,31 @@ absl::StatusOr<std::optional<bool>> OptionalBool(const JsonNode& node) {
 
 }  // namespace
 
+absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(absl::string_view json) {
+  TokenizerConfig out;
+  SOUP_ASSIGN_OR_RETURN(const nlohmann::json document,
+                        ParseJsonDocument(json, "tokenizer_config.json"));
+  const JsonNode root(&document, "tokenizer_config.json: ");
+  SOUP_RETURN_IF_ERROR(root.RequireObject());
+  for (const char* name : kTokenNames)
+    SOUP_RETURN_IF_ERROR(ReadSpecialToken(root.Member(name), name, &out));
+  SOUP_ASSIGN_OR_RETURN(out.add_bos_token, OptionalBool(root.Member("add_bos_token")));
+  SOUP_ASSIGN_OR_RETURN(out.add_eos_token, OptionalBool(root.Member("add_eos_token")));
+  SOUP_ASSIGN_OR_RETURN(out.add_prefix_space, OptionalBool(root.Member("add_prefix_space")));
+  SOUP_RETURN_IF_ERROR(ReadAddedTokens(root.Member("added_tokens_decoder"), &out));
+  SOUP_RETURN_IF_ERROR(ReadChatTemplate(root.Member("chat_template"), &out));
+  out.template_file = "tokenizer_config.json";
+  if (out.tool_template.empty()) out.tool_template = out.chat_template;
+  return out;
+}
+
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder) {
   TokenizerConfig out;
   const FileSystem& fs = RealFileSystem();
   const std::string config_path = JoinPath(folder, "tokenizer_config.json");
   if (fs.Exists(config_path)) {
     SOUP_ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(config_path));
-    SOUP_ASSIGN_OR_RETURN(const nlohmann::json document,
-                          ParseJsonDocument(text, "tokenizer_config.json"));
-    const JsonNode root(&document, "tokenizer_config.json: ");
-    SOUP_RETURN_IF_ERROR(root.RequireObject());
-    for (const char* name : kTokenNames)
-      SOUP_RETURN_IF_ERROR(ReadSpecialToken(root.Member(name), name, &out));
-    SOUP_ASSIGN_OR_RETURN(out.add_bos_token, OptionalBool(root.Member("add_bos_token")));
-    SOUP_ASSIGN_OR_RETURN(out.add_eos_token, OptionalBool(root.Member("add_eos_token")));
-    SOUP_ASSIGN_OR_RETURN(out.add_prefix_space, OptionalBool(root.Member("add_prefix_space")));
-    SOUP_RETURN_IF_ERROR(ReadAddedTokens(root.Member("added_tokens_decoder"), &out));
-    SOUP_RETURN_IF_ERROR(ReadChatTemplate(root.Member("chat_template"), &out));
-    out.template_file = "tokenizer_config.json";
+    SOUP_ASSIGN_OR_RETURN(out, ParseTokenizerConfig(text));
   }
   const std::string template_path = JoinPath(folder, "chat_template.jinja");
   if (fs.Exists(template_path)) {

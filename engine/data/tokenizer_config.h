@@ -39,6 +39,9 @@ struct TokenizerConfig {
 // transformers); either may be absent. Errors: InvalidArgument (file, path in it).
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder);
 
+// The same of tokenizer_config.json's text alone.
+absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(absl::string_view json);
+
 // Both files of a folder tell of some things. Errors: InvalidArgument when tokenizer_config.json
 // has an added token that tokenizer.json lacks or numbers otherwise, or another add_prefix_space
 // (transformers would change the tokenizer, and tokens would differ); flags of added tokens that

@@ -169,6 +169,11 @@ class ConfigWriter {
         {"rope_scaling", nullptr},
         {"tie_word_embeddings", file_.Find("output.weight") == nullptr},
         {"torch_dtype", "bfloat16"}};
+    for (const char* name : {"bos_token_id", "eos_token_id"}) {
+      const std::string key = absl::StrCat("tokenizer.ggml.", name);
+      if (!file_.Has(key)) continue;
+      SOUP_ASSIGN_OR_RETURN(config[name], file_.Int(key));
+    }
     if (const GgufTensor* freqs = file_.Find("rope_freqs.weight")) {
       SOUP_ASSIGN_OR_RETURN(config["rope_scaling"],
                             Llama3Scaling(file_, *freqs, Decimal(theta), head_dim));

@@ -164,8 +164,9 @@ class Parser {
  private:
   absl::Status KeyValue() {
     SOUP_ASSIGN_OR_RETURN(const std::string key, in_.String(kMaxNameBytes));
-    const bool keep = tokenizer_ || !absl::StartsWith(key, "tokenizer.");
     SOUP_ASSIGN_OR_RETURN(const auto type, in_.Number<uint32_t>());
+    const bool keep =
+        tokenizer_ || !absl::StartsWith(key, "tokenizer.") || (type != kString && type != kArray);
     absl::StatusOr<GgufValue> value = Value(type, keep);
     if (!value.ok()) {
       return Bad(absl::StrCat("key '", key.substr(0, 100), "': ", value.status().message()));

@@ -45,8 +45,8 @@ struct GgufHeader {
 // Exactly `bytes` bytes at `offset`.
 using GgufSource = std::function<absl::Status(int64_t offset, int64_t bytes, void* dst)>;
 
-// `size`: of the whole file. With `tokenizer` false, what lies under "tokenizer." is walked over
-// and not kept.
+// `size`: of the whole file. With `tokenizer` false, the texts and arrays under "tokenizer." are
+// walked over and not kept.
 absl::StatusOr<GgufHeader> ParseGgufHeader(const GgufSource& source, int64_t size, bool tokenizer);
 
 }  // namespace soup::engine

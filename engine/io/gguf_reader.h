@@ -20,13 +20,13 @@
 
 namespace soup::engine {
 
-// A model at `path` is one file, not a folder: it must be a GGUF then. (By what is there, not by the
-// name: a link's target may be called anything.)
+// A model at `path` is one file, not a folder: it must be a GGUF then. (By what is there, not by
+// the name: a link's target may be called anything.)
 bool IsModelFile(const std::string& path);
 
 class GgufFile {
  public:
-  // `tokenizer` false: what lies under "tokenizer." is not kept.
+  // `tokenizer` false: texts and arrays under "tokenizer." are not kept.
   static absl::StatusOr<std::unique_ptr<GgufFile>> Open(const std::string& path,
                                                         const AllowedRoots& roots = {},
                                                         bool tokenizer = true);

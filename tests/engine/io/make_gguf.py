@@ -1,0 +1,109 @@
+"""make_gguf.py DIR: writes the GGUF files of tests/golden/gguf, with PyPI's gguf 0.19 and numpy.
+
+quants.gguf: one tensor a type, of random blocks (scales of every kind, both signs, subnormal ones too), and
+quants.f32: what gguf.quants.dequantize makes of each, in the order of the names, fp32 little-endian.
+llama.gguf: the golden llama (tests/golden/llama) as a GGUF: rows of q and k by interleaved pairs, matrices in
+BF16, norms in F32; what is imported from it must have the same slabs."""
+import json, os, struct, sys
+
+import numpy as np
+import gguf
+from gguf import GGMLQuantizationType as T
+from gguf.constants import GGML_QUANT_SIZES
+
+HALVES = {T.Q8_0: [0], T.Q4_0: [0], T.Q4_1: [0, 2], T.Q4_K: [0, 2], T.Q6_K: [208]}  # where fp16 scales lie
+
+
+def random_blocks(rng, kind, rows, columns):
+    block, size = GGML_QUANT_SIZES[kind]
+    n = rows * columns // block
+    if kind == T.F32:
+        return rng.normal(size=(rows, columns)).astype(np.float32)
+    if kind in (T.F16, T.BF16):
+        bits = (rng.normal(size=(rows, columns)).astype(np.float32)).view(np.uint32)
+        return rng.normal(size=(rows, columns)).astype(np.float16) if kind == T.F16 else (bits >> 16).astype(np.uint16).view(np.uint8).reshape(rows, -1)
+    data = rng.integers(0, 256, size=(n, size), dtype=np.uint8)
+    for at in HALVES[kind]:
+        scale = (rng.normal(size=n) * rng.choice([1, 1e-2, 1e-7, 30], size=n)).astype(np.float16)
+        data[:, at:at + 2] = scale.view(np.uint8).reshape(n, 2)
+    return data.reshape(rows, -1)
+
+
+def quants(folder):
+    rng = np.random.default_rng(20260101)
+    writer = gguf.GGUFWriter(os.path.join(folder, "quants.gguf"), "llama")
+    writer.add_uint32("test.u32", 7)
+    writer.add_array("test.texts", ["a", "é", ""])
+    expected = []
+    for kind in sorted([T.F32, T.F16, T.BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q4_K, T.Q6_K], key=lambda k: k.name):
+        data = random_blocks(rng, kind, 3, 512)
+        writer.add_tensor(kind.name.lower(), data, raw_dtype=None if kind in (T.F32, T.F16) else kind)
+        expected.append(gguf.quants.dequantize(data, kind).astype(np.float32).reshape(-1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    np.concatenate(expected).astype("<f4").tofile(os.path.join(folder, "quants.f32"))
+
+
+def read_safetensors(path):
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    return {k: np.frombuffer(data[v["data_offsets"][0]:v["data_offsets"][1]], dtype=np.uint16).reshape(v["shape"]) for k, v in header.items() if k != "__metadata__"}
+
+
+def interleaved(w, heads):
+    d = w.shape[0] // heads
+    return w.reshape(heads, 2, d // 2, -1).swapaxes(1, 2).reshape(w.shape)
+
+
+def llama(folder, golden):
+    config, weights = json.load(open(os.path.join(golden, "config.json"))), read_safetensors(os.path.join(golden, "model.safetensors"))
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    writer = gguf.GGUFWriter(os.path.join(folder, "llama.gguf"), "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
+    writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
+    # A vocabulary of bytes and of a few merges: ids below the model's 320.
+    from_byte = {b: c for b, c in zip(list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256)), [chr(b) for b in list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))])}
+    from_byte.update({b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in from_byte)})
+    tokens = [from_byte[b] for b in range(256)] + ["<s>", "</s>", "th", "the"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 256 + [3, 3, 1, 1])
+    writer.add_token_merges(["t h", "th e"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(257)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{% for m in messages %}{{ bos_token + m.role + ':' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}{{ bos_token + 'assistant:' }}{% endif %}")
+    parts = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+             "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+    names.update({f"blk.{i}.{s}.weight": f"model.layers.{i}.{l}.weight" for i in range(config["num_hidden_layers"]) for s, l in parts.items()})
+    for name, source in names.items():
+        if source not in weights:
+            continue
+        w = weights[source]
+        if ".attn_q." in name or ".attn_k." in name:
+            w = interleaved(w, heads if ".attn_q." in name else kv)
+        if w.ndim == 1:
+            writer.add_tensor(name, (w.astype(np.uint32) << 16).view(np.float32))
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(w).view(np.uint8).reshape(w.shape[0], -1), raw_dtype=T.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    quants(sys.argv[1])
+    llama(sys.argv[1], os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "golden", "llama"))
