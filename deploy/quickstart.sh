@@ -20,7 +20,7 @@ cmake -S "$root" --preset cpu >/dev/null
 cmake --build "$build" --target soupd soup-worker soupctl
 
 say "model"
-model=$("$root/deploy/fetch-smollm2.sh" "$dir/models/SmolLM2-135M-Instruct")
+model=$("$root/deploy/fetch-smollm2.sh" "$dir/models/SmolLM2-135M-Instruct.gguf")
 
 say "a private soupd in $dir/state"
 mkdir -p "$dir/state"
@@ -44,7 +44,7 @@ cached=no
 say "training"
 mkdir -p "$dir/run"
 cp "$root/deploy/examples/commands.jsonl" "$dir/run/"
-sed "s#path: SmolLM2-135M-Instruct#path: $model#" "$root/deploy/examples/quickstart.yaml" >"$dir/run/quickstart.yaml"
+sed "s#path: SmolLM2-135M-Instruct.gguf#path: $model#" "$root/deploy/examples/quickstart.yaml" >"$dir/run/quickstart.yaml"
 cd "$dir/run"
 "$bin/soupctl" submit quickstart.yaml --watch
 

@@ -45,7 +45,7 @@ struct PrepareSource {
 struct PrepareOptions {
   static constexpr double kMaxWeight = 100;
 
-  std::string tokenizer_dir;         // tokenizer.json, tokenizer_config.json, chat_template.jinja
+  std::string tokenizer_dir;  // tokenizer.json, tokenizer_config.json, chat_template.jinja
   // The texts of the first two, when there is no such folder (a GGUF). Empty: the folder's.
   std::string tokenizer_json;
   std::string tokenizer_config_json;
