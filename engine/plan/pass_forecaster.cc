@@ -143,7 +143,7 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   const int64_t tokens = item.tokens, act = static_cast<int64_t>(act_);
   int64_t attention_rank = 0, mlp_rank = 0;
   for (const Module m : job.lora.targets)
-    (IsMlpModule(m) ? mlp_rank : attention_rank) += job.lora.r;
+    (IsMlpModule(m) ? mlp_rank : attention_rank) += LowRankColumns(job.lora.r);
   blocks_.boundary += t * h * static_cast<double>(model_.state_planes()) * act_;
   blocks_.attention +=
       static_cast<double>(MakeAttentionBlock(model_, tokens, attention_rank, act).bytes);
