@@ -123,6 +123,13 @@ std::string Habit(absl::string_view text, size_t at) {
   }
   if (at >= text.size()) return ": it ends in the middle";
   if (text[at] == '\'') return ": texts stand in double quotes";
+  const size_t last = at == 0 ? absl::string_view::npos : text.find_last_not_of(" \t", at - 1);
+  const bool after_whole = last != absl::string_view::npos && text[0] == '{' && text[last] == '}';
+  if (text[at] == ',' && after_whole)
+    return ": a comma after the record (a JSON array without its brackets?)";
+  if (text[at] == '{' && last != absl::string_view::npos && text[last] == '\r')
+    return ": the line ends are carriage returns alone; save the file with line feeds";
+  if (text[at] == '{' && after_whole) return ": two records on one line";
   if (text[at] == '}' || text[at] == ']') {
     const size_t before = text.find_last_not_of(" \t\r\n", at > 0 ? at - 1 : 0);
     if (at > 0 && before != absl::string_view::npos && text[before] == ',')

@@ -96,7 +96,7 @@ class Preparer {
                           OpenSource* source);
   absl::Status FixFormat(const Value& record, const std::string& where, OpenSource* source);
   absl::StatusOr<RecordEncoder*> EncoderFor(RecordFormat format);
-  void Keep(EncodedRecord encoded, int64_t index, OpenSource* source);
+  absl::Status Keep(EncodedRecord encoded, int64_t index, OpenSource* source);
   absl::Status Write(const std::vector<TokenRecord>& pieces, int64_t copies, Part part,
                      OpenSource* source);
   absl::Status LeaveOut(const absl::Status& why, int64_t line, OpenSource* source);
@@ -114,7 +114,6 @@ class Preparer {
   std::map<RecordFormat, std::unique_ptr<RecordEncoder>> encoders_;
   std::set<RecordFormat> train_formats_;
   std::unique_ptr<DatasetWriter> writer_;
-  absl::Status write_error_;
   Notices notices_;
   PrepareReport report_;
   int64_t bad_records_ = 0;
@@ -217,7 +216,6 @@ absl::Status Preparer::ReadRecords(RecordReader* reader, OpenSource* source) {
       const absl::Status status =
           record.ok() ? ReadRecord(*record, *reader, index, source) : record.status();
       if (!status.ok()) SOUP_RETURN_IF_ERROR(LeaveOut(status, reader->line(), source));
-      SOUP_RETURN_IF_ERROR(write_error_);
     }
     if (reader->bytes_read() - told >= kProgressEveryBytes) {
       told = reader->bytes_read();
@@ -283,11 +281,10 @@ absl::Status Preparer::ReadRecord(const Value& record, const RecordReader& reade
                         absl::StrCat(where, ": ", encoded.status().message()));
   }
   encoded->tokens.line = reader.line();
-  Keep(*std::move(encoded), index, source);
-  return absl::OkStatus();
+  return Keep(*std::move(encoded), index, source);
 }
 
-void Preparer::Keep(EncodedRecord encoded, int64_t index, OpenSource* source) {
+absl::Status Preparer::Keep(EncodedRecord encoded, int64_t index, OpenSource* source) {
   DatasetReport& report = report_.dataset;
   const int64_t line = encoded.tokens.line;
   const auto notice = [&](const std::string& what) { notices_.Add(source->name, what, line); };
@@ -302,7 +299,8 @@ void Preparer::Keep(EncodedRecord encoded, int64_t index, OpenSource* source) {
   } else if (too_long && too_long_ == TooLong::kDrop) {
     ++report.dropped_records;
     ++report.skipped_records;
-    return notice(absl::StrCat("record(s) left out: longer than ", options_.max_length, " tokens"));
+    notice(absl::StrCat("record(s) left out: longer than ", options_.max_length, " tokens"));
+    return absl::OkStatus();
   } else if (too_long) {
     ++report.split_records;
     notice(absl::StrCat("record(s) split into pieces of ", options_.max_length, " tokens"));
@@ -312,14 +310,15 @@ void Preparer::Keep(EncodedRecord encoded, int64_t index, OpenSource* source) {
                pieces.end());
   if (pieces.empty()) {
     ++report.skipped_records;
-    return notice(cut ? "record(s) skipped: no supervised token is left after the cut"
-                      : "record(s) skipped: no supervised token");
+    notice(cut ? "record(s) skipped: no supervised token is left after the cut"
+               : "record(s) skipped: no supervised token");
+    return absl::OkStatus();
   }
   const bool held_out = source->held_out.Holds(index);
   const Part part = held_out ? Part::kValidation : source->part;
   if (part == Part::kTrain && source->previewed < options_.preview_records)
     Preview(pieces, cut, source);
-  write_error_ = Write(pieces, part == Part::kTrain ? source->copies.Of(index) : 1, part, source);
+  return Write(pieces, part == Part::kTrain ? source->copies.Of(index) : 1, part, source);
 }
 
 absl::Status Preparer::Write(const std::vector<TokenRecord>& pieces, int64_t copies, Part part,

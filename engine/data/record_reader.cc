@@ -146,10 +146,13 @@ absl::StatusOr<std::unique_ptr<RecordReader>> RecordReader::Open(const std::stri
                                                                  Options options) {
   SOUP_ASSIGN_OR_RETURN(auto source, TextSource::Open(path, name));
   Choice choice{options.kind, "the job says so"};
-  if (options.kind == FileKind::kAuto) {
+  // Many programs call JSON lines JSON as well: its first bytes tell.
+  if (options.kind == FileKind::kAuto || options.kind == FileKind::kJson) {
     SOUP_ASSIGN_OR_RETURN(const absl::string_view start, source->Rest());
     const int64_t seen = source->offset() + static_cast<int64_t>(start.size());
-    SOUP_ASSIGN_OR_RETURN(choice, Choose(start, seen == source->file_bytes(), source->name()));
+    const std::string name =
+        options.kind == FileKind::kJson ? "the job's file.json" : source->name();
+    SOUP_ASSIGN_OR_RETURN(choice, Choose(start, seen == source->file_bytes(), name));
   }
   std::unique_ptr<RecordReader> out;
   switch (choice.kind) {

@@ -102,6 +102,8 @@ TEST(FileKindTest, FollowsTheNameAndTheFirstBytes) {
   }
   EXPECT_THAT(Read("notes.txt", "plain words\n").refusal, HasSubstr("neither { nor ["));
   EXPECT_EQ(Read("x", "a,b\n1,2\n", 1000, FileKind::kCsv).records.size(), 1u);
+  EXPECT_EQ(Read("x", "{\"a\":\"1\"}\n{\"a\":\"2\"}\n", 1000, FileKind::kJson).records.size(), 2u);
+  EXPECT_EQ(Read("x.csv", "[{\"a\":\"1\"}]", 1000, FileKind::kJson).records.size(), 1u);
 }
 
 TEST(FileKindTest, WhatIsNoTextIsNamed) {
@@ -294,6 +296,9 @@ TEST(JsonHabitTest, AreNamed) {
   EXPECT_THAT(error("{\"t\": \"a\""), HasSubstr("ends in the middle"));
   EXPECT_THAT(error("{\"t\": 123456789012345678901234}"), HasSubstr("beyond 64 bits"));
   EXPECT_THAT(error("{\"t\": 1e999}"), HasSubstr("out of range"));
+  EXPECT_THAT(error("{\"t\": \"a\"},"), HasSubstr("a comma after the record"));
+  EXPECT_THAT(error("{\"t\": \"a\"}{\"t\": \"b\"}"), HasSubstr("two records on one line"));
+  EXPECT_THAT(error("{\"t\": \"a\"}\r{\"t\": \"b\"}"), HasSubstr("carriage returns alone"));
   EXPECT_THAT(error("{\"t\": \"a\", \"t\": \"b\"}"), HasSubstr("'t' is there twice"));
   EXPECT_THAT(error("{\"t\": \"\\ud83d\"}"), HasSubstr("surrogate"));
 }
