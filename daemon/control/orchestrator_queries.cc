@@ -176,10 +176,15 @@ absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, cons
   SOUP_ASSIGN_OR_RETURN(const int64_t least,
                         engine::MinimumArenaBytes(
                             model.spec, format, {engine::LargestPass("check", shape, numeric, 1)}));
-  if (asked < least)
+  int64_t needed = least;
+  {
+    absl::MutexLock lock(&mu_);
+    needed += device_.overhead_bytes;
+  }
+  if (asked < needed)
     return absl::ResourceExhaustedError(
         absl::StrCat("resources.vram is ", asked, " bytes; this base and adapter need at least ",
-                     least, " (", HumanBytes(least), ") before any data: raise it, or use auto"));
+                     needed, " (", HumanBytes(needed), ") before any data: raise it, or use auto"));
   return absl::OkStatus();
 }
 

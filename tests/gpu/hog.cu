@@ -1,4 +1,5 @@
-// A stranger on the card: takes device memory until only so much is left, and holds it until its input ends.
+// A stranger on the card: takes device memory until only so much is left, and holds it until its
+// input ends.
 //   nvcc hog.cu -o hog && ./hog LEAVE_MIB
 #include <cuda_runtime.h>
 
