@@ -77,8 +77,17 @@ struct RmsNormBackwardArgs {
   float eps = 0;  // read when rstd is null
 };
 
+// Rope behind a norm, in the same op, so that nothing is rounded between: as RopeArgs; positions
+// null: none.
+struct HeadRope {
+  const int32_t* positions = nullptr;  // [T]
+  const float* inv_freq = nullptr;     // [rotary / 2]
+  int64_t rotary = 0;
+  float scale = 1;
+};
 // RMSNorm of each head by itself, in place on `heads` consecutive heads of each row (the q and k
-// norms). saved: the heads as they were, for the backward; rows lie row_stride apart as x's do.
+// norms), then rope. saved: the heads as they were, for the backward; rows lie row_stride apart as
+// x's do.
 struct HeadNormForwardArgs {
   void* x;  // act; row t starts at x + t * row_stride
   void* saved;
@@ -86,8 +95,9 @@ struct HeadNormForwardArgs {
   int64_t T, heads, D, row_stride;
   float eps;
   float weight_offset = 0;
+  HeadRope rope;
 };
-// dx in place of dy.
+// dx in place of dy: back through rope, then through the norm.
 struct HeadNormBackwardArgs {
   void* dx;       // act; rows grad_row_stride apart
   const void* x;  // act: `saved` of the forward; rows row_stride apart
@@ -95,6 +105,7 @@ struct HeadNormBackwardArgs {
   int64_t T, heads, D, row_stride, grad_row_stride;
   float eps;
   float weight_offset = 0;
+  HeadRope rope;
 };
 
 // y[t, :] += bias for t < T; rows lie row_stride apart.
@@ -199,8 +210,9 @@ struct GemmArgs {
 };
 
 // The linears of one stacked product that a LoRA adapts (Hu et al., arXiv 2106.09685), in column
-// order: linear m makes columns [column[m], column[m] + width[m]) of y. Its B is width[m] rows of b;
-// its x A^T is r columns of u from m c on, c = LoraColumns(r) of lora_products.h: r up to whole 8s.
+// order: linear m makes columns [column[m], column[m] + width[m]) of y. Its B is width[m] rows of
+// b; its x A^T is r columns of u from m c on, c = LoraColumns(r) of lora_products.h: r up to whole
+// 8s.
 struct LoraLinears {
   int32_t count;  // 1 .. 3
   int64_t column[3], width[3];

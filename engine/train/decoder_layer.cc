@@ -245,6 +245,7 @@ void DecoderLayer::HeadNorms(const PassItemState& item, int64_t layer, const std
   args.row_stride = m.qkv_row();
   args.eps = static_cast<float>(m.rms_eps);
   args.weight_offset = static_cast<float>(m.norm_offset);
+  args.rope = HeadRopeOf(item, layer);
   args.x = a.qkv;
   args.saved = At(a.qkv, m.qkv_width(), env_.act_bytes);
   args.weight = reinterpret_cast<const uint16_t*>(slab + layout.q_norm_offset);
@@ -257,11 +258,35 @@ void DecoderLayer::HeadNorms(const PassItemState& item, int64_t layer, const std
   env_.backend->HeadNormForward(args);
 }
 
-// Query and key heads lie side by side. One call, or, where the table depends on a sequence's
-// length, one a run of sequences that share it.
+// The biases as the rows that a product is added to, in y itself: the sum is rounded once. Null
+// where the group has none.
+const std::byte* DecoderLayer::BiasRows(const PassItemState& item, int64_t layer,
+                                        const std::byte* slab, Group group, std::byte* y,
+                                        int64_t ldy) {
+  if (env_.layout(layer).bias_offset[static_cast<int>(group)] < 0) return nullptr;
+  env_.backend->FillZero(y, item.T * ldy * env_.act_bytes);
+  Bias(item, layer, slab, group, y, ldy);
+  return y;
+}
+
+// Of families that norm heads; nothing where a table depends on a sequence's length.
+kernels::HeadRope DecoderLayer::HeadRopeOf(const PassItemState& item, int64_t layer) const {
+  kernels::HeadRope rope;
+  if (!env_.spec.qk_norm || RopeLengthLimit(env_.spec, layer) > 0) return rope;
+  const RopeUse use = RopeFor(env_.spec, layer, 0);
+  rope.positions = item.positions;
+  rope.inv_freq = env_.inverse_frequencies + use.offset;
+  rope.rotary = env_.spec.rotary();
+  rope.scale = use.scale;
+  return rope;
+}
+
+// Where the norms of heads have not turned them already. Query and key heads lie side by side. One
+// call, or, where the table depends on a sequence's length, one a run of sequences that share it.
 void DecoderLayer::Rope(const PassItemState& item, int64_t layer, std::byte* x, int64_t row_stride,
                         bool inverse) {
   const ModelSpec& m = env_.spec;
+  if (HeadRopeOf(item, layer).positions != nullptr) return;
   const auto rope = [&](int64_t begin, int64_t end, int64_t length) {
     const RopeUse use = RopeFor(m, layer, length);
     env_.backend->Rope({At(x, begin * row_stride, env_.act_bytes), item.positions + begin,
@@ -289,10 +314,14 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   const ModelSpec& m = env_.spec;
   const int64_t act = env_.act_bytes, row = m.qkv_row();
   Norm(item, item.input, slab + env_.layout(layer).input_norm_offset);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, nullptr);
-  Bias(item, layer, slab, Group::kQkv, a.qkv, row);
+  // Adapters first, the product on top of them: in bf16 a query or key is rounded once at its own
+  // size, and gradients through softmax show it.
+  const bool added = item.lora->adapts(Group::kQkv);
+  const std::byte* rows = BiasRows(item, layer, slab, Group::kQkv, a.qkv, row);
+  if (added && rows == nullptr) env_.backend->FillZero(a.qkv, item.T * row * act);
   LoraForward(env_, item, layer, Group::kQkv, scratch_.hidden, LowRank(item, Group::kQkv, a), a.qkv,
               row, scratch_.lora);
+  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, added ? a.qkv : rows);
   HeadNorms(item, layer, slab, a);
   Rope(item, layer, a.qkv, row, false);
   kernels::AttentionForwardArgs args;
@@ -334,8 +363,8 @@ void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::b
                           const GroupWeight& w, const LayerActivations& a) {
   const int64_t width = 2 * env_.spec.intermediate;
   Norm(item, a.middle, slab + env_.layout(layer).post_attention_norm_offset);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width, nullptr);
-  Bias(item, layer, slab, Group::kGateUp, a.gate_up, width);
+  LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width,
+                BiasRows(item, layer, slab, Group::kGateUp, a.gate_up, width));
   LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
               a.gate_up, width, scratch_.lora);
 }

@@ -97,11 +97,14 @@ class DecoderLayer {
   // A group's biases on its output y, whose rows are `ldy` apart.
   void Bias(const PassItemState& item, int64_t layer, const std::byte* slab, Group group,
             std::byte* y, int64_t ldy);
+  const std::byte* BiasRows(const PassItemState& item, int64_t layer, const std::byte* slab,
+                            Group group, std::byte* y, int64_t ldy);
   // The norms of q and k (forward: in the q k v rows), and rope on both.
   void HeadNorms(const PassItemState& item, int64_t layer, const std::byte* slab,
                  const LayerActivations& a);
   void HeadNormsBackward(const PassItemState& item, int64_t layer, const std::byte* slab,
                          const LayerActivations& a, std::byte* d_qkv);
+  kernels::HeadRope HeadRopeOf(const PassItemState& item, int64_t layer) const;
   void Rope(const PassItemState& item, int64_t layer, std::byte* x, int64_t row_stride,
             bool inverse);
   // The four parts of a forward; `a` says where results go.

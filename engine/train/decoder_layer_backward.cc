@@ -213,6 +213,7 @@ void DecoderLayer::HeadNormsBackward(const PassItemState& item, int64_t layer,
   args.grad_row_stride = m.qkv_width();
   args.eps = static_cast<float>(m.rms_eps);
   args.weight_offset = static_cast<float>(m.norm_offset);
+  args.rope = HeadRopeOf(item, layer);
   args.dx = d_qkv;
   args.x = At(a.qkv, m.qkv_width(), env_.act_bytes);
   args.weight = reinterpret_cast<const uint16_t*>(slab + layout.q_norm_offset);

@@ -107,6 +107,27 @@ __device__ __forceinline__ float WarpSum(float x) {
   return x;
 }
 
+// Turns the head that a warp holds, 8 values a lane: a value's partner lies half of the turned
+// dimensions away, in another lane.
+__device__ __forceinline__ void Turn(const HeadRope& rope, int64_t t, int lane, float sign,
+                                     float (&f)[8]) {
+  if (rope.positions == nullptr) return;
+  const int lanes = static_cast<int>(rope.rotary) / 2 / kVector;  // of one half
+  const int angle = lane < lanes ? lane : lane - lanes;
+  const int partner = lane < lanes ? lane + lanes : angle;
+  const bool turns = lane < 2 * lanes;
+  const float position = static_cast<float>(rope.positions[t]);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float other = __shfl_sync(~0u, f[k], turns ? partner : lane);
+    float s, c;
+    sincosf(position * (turns ? __ldg(rope.inv_freq + angle * kVector + k) : 0.f), &s, &c);
+    s *= sign;
+    const float turned = lane < lanes ? f[k] * c - other * s : f[k] * c + other * s;
+    if (turns) f[k] = turned * rope.scale;
+  }
+}
+
 // Which head of which row a warp has; false: none.
 __device__ __forceinline__ bool HeadOf(int64_t T, int heads, int64_t* t, int* h) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kHeadsPerBlock + threadIdx.x / 32;
@@ -133,9 +154,10 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadForwardKernel(HeadNor
     for (int i = 0; i < 8; ++i) sum = fmaf(f[i], f[i], sum);
   }
   const float r = rsqrtf(WarpSum(sum) / static_cast<float>(a.D) + a.eps);
-  if (!holds) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) f[i] *= r * (w[i] + a.weight_offset);
+  Turn(a.rope, t, lane, 1.f, f);
+  if (!holds) return;
   *reinterpret_cast<uint4*>(static_cast<bf16*>(a.x) + at) = Pack8(f);
 }
 
@@ -150,12 +172,15 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadBackwardKernel(HeadNo
   float x[8] = {}, g[8] = {};
   float squares = 0.f, dot = 0.f;
   if (holds) {
-    float w[8];
     Unpack8(*(reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + t * a.row_stride +
                                              h * a.D) +
               lane),
             x);
     Unpack8(*dx, g);
+  }
+  Turn(a.rope, t, lane, -1.f, g);
+  if (holds) {
+    float w[8];
     Unpack8(__ldg(reinterpret_cast<const uint4*>(a.weight) + lane), w);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -177,6 +202,10 @@ bool BadHeads(int64_t D, int64_t stride, const void* x, const void* y, const voi
   return D % kVector != 0 || D > 32 * kVector || stride % kVector != 0 || !Aligned16(x) ||
          !Aligned16(y) || !Aligned16(weight);
 }
+bool BadRope(const HeadRope& rope, int64_t D) {
+  return rope.positions != nullptr &&
+         (rope.rotary % (2 * kVector) != 0 || rope.rotary < 1 || rope.rotary > D);
+}
 unsigned HeadBlocks(int64_t heads) {
   return static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock);
 }
@@ -184,14 +213,16 @@ unsigned HeadBlocks(int64_t heads) {
 }  // namespace
 
 cudaError_t HeadNormForward(const HeadNormForwardArgs& a, cudaStream_t stream) {
-  if (BadHeads(a.D, a.row_stride, a.x, a.saved, a.weight)) return cudaErrorInvalidValue;
+  if (BadHeads(a.D, a.row_stride, a.x, a.saved, a.weight) || BadRope(a.rope, a.D))
+    return cudaErrorInvalidValue;
   if (a.T * a.heads == 0) return cudaSuccess;
   HeadForwardKernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
 cudaError_t HeadNormBackward(const HeadNormBackwardArgs& a, cudaStream_t stream) {
-  if (BadHeads(a.D, a.row_stride, a.x, a.dx, a.weight) || a.grad_row_stride % kVector != 0)
+  if (BadHeads(a.D, a.row_stride, a.x, a.dx, a.weight) || a.grad_row_stride % kVector != 0 ||
+      BadRope(a.rope, a.D))
     return cudaErrorInvalidValue;
   if (a.T * a.heads == 0) return cudaSuccess;
   HeadBackwardKernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);

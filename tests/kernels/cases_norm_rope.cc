@@ -82,6 +82,7 @@ std::vector<Check> RunRmsNormBackward(TestDevice& device, uint64_t seed, int64_t
 struct HeadNormCase {
   int64_t T, heads, D, extra;  // extra: columns of others after the heads and their copy
   float weight_offset;
+  int64_t rotary = 0;  // 0: no rope behind it
 };
 
 // x and its copy lie side by side in one buffer, as the engine lays them.
@@ -95,6 +96,16 @@ std::vector<Check> RunHeadNorm(TestDevice& device, uint64_t seed, const HeadNorm
   const DeviceTensor buffer(device, device.act(), x);
   const DeviceTensor weight(device, Element::kBf16, w);
   const DeviceTensor grad(device, device.act(), dy);
+  std::vector<int32_t> positions;
+  for (int64_t t = 0; t < c.T; ++t) positions.push_back(static_cast<int32_t>(t * 3));
+  std::vector<float> inv_freq;
+  for (int64_t i = 0; i < c.rotary / 2; ++i) {
+    inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * static_cast<double>(i) / c.D)));
+  }
+  const DeviceArray<int32_t> device_positions(device, positions);
+  const DeviceArray<float> device_freq(device, inv_freq);
+  HeadRope rope;
+  if (c.rotary > 0) rope = {device_positions.data(), device_freq.data(), c.rotary, 1.25f};
   void* saved = static_cast<char*>(buffer.data()) + width * (device.act() == Element::kF32 ? 4 : 2);
   device.Run(HeadNormForwardArgs{.x = buffer.data(),
                                  .saved = saved,
@@ -104,7 +115,8 @@ std::vector<Check> RunHeadNorm(TestDevice& device, uint64_t seed, const HeadNorm
                                  .D = c.D,
                                  .row_stride = stride,
                                  .eps = eps,
-                                 .weight_offset = c.weight_offset});
+                                 .weight_offset = c.weight_offset,
+                                 .rope = rope});
   device.Run(HeadNormBackwardArgs{.dx = grad.data(),
                                   .x = saved,
                                   .weight = weight.as<uint16_t>(),
@@ -114,7 +126,8 @@ std::vector<Check> RunHeadNorm(TestDevice& device, uint64_t seed, const HeadNorm
                                   .row_stride = stride,
                                   .grad_row_stride = width + c.extra,
                                   .eps = eps,
-                                  .weight_offset = c.weight_offset});
+                                  .weight_offset = c.weight_offset,
+                                  .rope = rope});
   const auto got = buffer.Get(), got_grad = grad.Get();
   auto expected = x;
   auto expected_grad = dy;
@@ -125,8 +138,12 @@ std::vector<Check> RunHeadNorm(TestDevice& device, uint64_t seed, const HeadNorm
       const auto at = x.begin() + t * stride + h * c.D;
       const std::vector<double> head(at, at + c.D);
       const auto grad_at = dy.begin() + t * (width + c.extra) + h * c.D;
-      const std::vector<double> d_head(grad_at, grad_at + c.D);
-      const auto y = reference::RmsNorm(head, plus, 1, c.D, eps).y;
+      std::vector<double> d_head(grad_at, grad_at + c.D);
+      auto y = reference::RmsNorm(head, plus, 1, c.D, eps).y;
+      if (c.rotary > 0) {
+        reference::Rope(&y, {positions[t]}, inv_freq, 1, c.D, c.D, false, c.rotary, 1.25);
+        reference::Rope(&d_head, {positions[t]}, inv_freq, 1, c.D, c.D, true, c.rotary, 1.25);
+      }
       const auto dx = reference::RmsNormGrad(d_head, head, plus, 1, c.D, eps);
       std::copy(y.begin(), y.end(), expected.begin() + t * stride + h * c.D);
       std::copy(head.begin(), head.end(), expected.begin() + t * stride + width + h * c.D);
@@ -214,9 +231,12 @@ void AppendNormAndRopeCases(std::vector<OpCase>* cases) {
   }
   for (const HeadNormCase c :
        {HeadNormCase{1, 1, 2, 0, 0}, HeadNormCase{5, 3, 20, 3, 0}, HeadNormCase{17, 4, 32, 8, 1},
-        HeadNormCase{9, 2, 128, 64, 0}, HeadNormCase{4, 5, 256, 0, 1}}) {
+        HeadNormCase{9, 2, 128, 64, 0}, HeadNormCase{4, 5, 256, 0, 1},
+        HeadNormCase{17, 4, 32, 8, 1, 32}, HeadNormCase{9, 3, 128, 0, 0, 96},
+        HeadNormCase{6, 2, 256, 8, 1, 256}, HeadNormCase{3, 1, 16, 0, 0, 16}}) {
     cases->push_back({"head_norm_T" + std::to_string(c.T) + "_heads" + std::to_string(c.heads) +
-                          "_D" + std::to_string(c.D),
+                          "_D" + std::to_string(c.D) +
+                          (c.rotary > 0 ? "_rope" + std::to_string(c.rotary) : ""),
                       0, [c](auto& device, auto seed) { return RunHeadNorm(device, seed, c); }});
   }
   cases->push_back({"rope_partial", 0, [](auto& device, auto seed) {

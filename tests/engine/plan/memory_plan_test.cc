@@ -251,5 +251,40 @@ TEST(ForecastPass, SlowCopiesStall) {
   EXPECT_EQ(stalled->copy_bytes, fast->copy_bytes);
 }
 
+// Models whose layers hold what a Llama's do not.
+TEST(MemoryPlan, EveryFeatureIsLaidOutTightlyAndGrowsWithTokens) {
+  testing::SeededRng rng;
+  SCOPED_TRACE(rng.Trace());
+  for (int round = 0; round < 60; ++round) {
+    ModelSpec model = Model();
+    model.layers = 4;
+    model.qk_norm = rng.Chance(0.5);
+    model.post_norms = rng.Chance(0.5);
+    model.fused_projections = rng.Chance(0.3);
+    if (rng.Chance(0.7)) {
+      model.experts.count = rng.Int(1, 16);
+      model.experts.per_token = rng.Int(1, model.experts.count);
+      model.experts.intermediate = 8 * rng.Int(1, 200);
+      for (int64_t l = 0; l < model.layers; ++l) {
+        LayerKind kind;
+        kind.sparse = l == 1 || rng.Chance(0.7);
+        model.kinds.push_back(kind);
+      }
+    }
+    PassJob job = RandomPassJob(rng, "a");
+    job.numeric.backend = rng.Chance(0.5) ? "cuda" : "cpu";
+    job.lora.targets = AdaptableModules(model);
+    const Placement placement = RandomPlacement(rng, model);
+    const BaseFormat format = RandomFormat(rng);
+    const auto small = PlanMemory(model, format, {job}, placement);
+    ASSERT_TRUE(small.ok()) << small.status();
+    CheckLayout(small->arena);
+    for (PassItem& item : job.items) item.tokens += rng.Int(1, 100);
+    const auto large = PlanMemory(model, format, {job}, placement);
+    ASSERT_TRUE(large.ok()) << large.status();
+    EXPECT_LE(small->arena_bytes(), large->arena_bytes());
+  }
+}
+
 }  // namespace
 }  // namespace soup::engine
