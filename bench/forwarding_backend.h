@@ -98,6 +98,10 @@ class ForwardingBackend : public engine::Backend {
   void LoraUp(const kernels::LoraUpArgs& a) override { next_.LoraUp(a); }
   void LoraBack(const kernels::LoraBackArgs& a) override { next_.LoraBack(a); }
   void LoraGrad(const kernels::LoraGradArgs& a) override { next_.LoraGrad(a); }
+  absl::Status PrepareAttention(absl::string_view library,
+                                absl::Span<const engine::AttentionPreparation> sequences) override {
+    return next_.PrepareAttention(library, sequences);
+  }
   void Axpy(const kernels::AxpyArgs& a) override { next_.Axpy(a); }
   void Dropout(const kernels::DropoutArgs& a) override { next_.Dropout(a); }
   void GatherActRows(const kernels::GatherActRowsArgs& a) override { next_.GatherActRows(a); }

@@ -129,6 +129,17 @@ struct RopeArgs {
   float scale = 1;
 };
 
+// CUDA: which sequences of an item cuDNN takes instead of our own kernel, those of
+// [least_tokens, most_tokens] tokens (none where most is 0), and the memory that its backward may
+// have: engine/base/attention_library.h says what follows. It decides bits. The CPU ignores it.
+struct AttentionLibraryArgs {
+  int64_t least_tokens = 0;
+  int64_t most_tokens = 0;
+  int64_t workspace_limit = 0;  // backward: bytes a call
+  void* workspace = nullptr;    // backward
+  int64_t workspace_bytes = 0;
+};
+
 // Causal attention over packed sequences: sequence s covers rows [cu[s], cu[s+1]); rows at and
 // after cu[S] are bucket tail: out = 0, lse = 0. GQA: query head h reads kv head h / (Hq / Hkv).
 // scale = 1 / sqrt(D) unless the family says otherwise. window: query i sees key j when 0 <= i - j
@@ -148,6 +159,7 @@ struct AttentionForwardArgs {
   float scale;
   int64_t window = 0;
   float soft_cap = 0;
+  AttentionLibraryArgs library = {};
 };
 // Backward of the above; probabilities are recomputed from lse (Dao et al., arXiv 2205.14135). dq,
 // dk, dv are written whole (tail rows: 0) with `grad_row_stride`. delta: scratch fp32 [T * Hq],
@@ -170,6 +182,7 @@ struct AttentionBackwardArgs {
   float scale;
   int64_t window = 0;
   float soft_cap = 0;
+  AttentionLibraryArgs library = {};
 };
 
 // y = f(gate) * up, gate_up act [T, 2 I] with gate in columns [0, I) (Shazeer, arXiv 2002.05202).

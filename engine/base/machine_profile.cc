@@ -10,8 +10,8 @@
 namespace soup::engine {
 namespace {
 
-// 1: no curves. Raise it whenever a field changes its meaning.
-constexpr int kVersion = 2;
+// 1: no curves. 2: no attention library. Raise it whenever a field changes its meaning.
+constexpr int kVersion = 3;
 
 nlohmann::json CurveToJson(const std::vector<MeasuredRate>& curve) {
   nlohmann::json points = nlohmann::json::array();
@@ -66,7 +66,8 @@ std::string MachineProfile::ToText() const {
                         {"attention_forward_rates", CurveToJson(attention_forward_rates)},
                         {"attention_backward_rates", CurveToJson(attention_backward_rates)},
                         {"cpu_threads", cpu_threads},
-                        {"blas_core", blas_core}}
+                        {"blas_core", blas_core},
+                        {"attention_library", attention_library}}
       .dump();
 }
 
@@ -103,6 +104,7 @@ absl::StatusOr<MachineProfile> MachineProfile::FromText(absl::string_view text) 
     }
     p.cpu_threads = j.at("cpu_threads").get<int32_t>();
     p.blas_core = j.at("blas_core").get<std::string>();
+    p.attention_library = j.at("attention_library").get<std::string>();
     return p;
   } catch (const nlohmann::json::exception& e) {
     return absl::InvalidArgumentError(absl::StrCat("machine profile is not readable (", e.what(),

@@ -46,6 +46,8 @@ struct MachineProfile {
   std::vector<MeasuredRate> attention_backward_rates;
   int32_t cpu_threads = 1;  // decides bits on the CPU: frozen into the numeric plan
   std::string blas_core;    // OpenBLAS core type, e.g. "SkylakeX": decides bits too
+  // "cudnn-9.14.0" where the backend has it on this device; empty: our own attention kernels alone.
+  std::string attention_library;
 
   std::string ToText() const;  // JSON, one line, keys sorted
   // Reads its own version only: a profile is measured anew sooner than it is converted. Errors:

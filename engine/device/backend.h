@@ -27,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "engine/base/dtype.h"
@@ -42,6 +43,17 @@ namespace soup::engine {
 struct AttentionScratch {
   float* partials = nullptr;
   int64_t most_split = 1;
+};
+
+// Sequences of one length class, as an attention library must be ready for them. `groups`:
+// key-value heads a backward call, 0: forward only; `workspace_bytes`: what the plan gives such a
+// call.
+struct AttentionPreparation {
+  int64_t length_class = 0;
+  bool exact = false;  // of just that length
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, row_stride = 0, grad_row_stride = 0;
+  int64_t groups = 0;
+  int64_t workspace_bytes = 0;
 };
 
 // Sums since the backend was made (a pass's share is a difference of two readings), and what it
@@ -159,6 +171,11 @@ class Backend {
   virtual void LoraUp(const kernels::LoraUpArgs& args) = 0;
   virtual void LoraBack(const kernels::LoraBackArgs& args) = 0;
   virtual void LoraGrad(const kernels::LoraGradArgs& args) = 0;
+  // Before a run: makes the library's execution plans for these sequences, so that attention never
+  // makes one. Errors: FailedPrecondition (the backend has not that library), Internal (it refuses
+  // a shape, or wants more workspace than the plan gives).
+  virtual absl::Status PrepareAttention(absl::string_view library,
+                                        absl::Span<const AttentionPreparation> sequences) = 0;
   virtual void Axpy(const kernels::AxpyArgs& args) = 0;
   virtual void Dropout(const kernels::DropoutArgs& args) = 0;
   virtual void GatherActRows(const kernels::GatherActRowsArgs& args) = 0;

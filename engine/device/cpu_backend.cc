@@ -189,6 +189,11 @@ class CpuBackend final : public Backend {
                                                const std::function<absl::Status()>&) override {
     return GemmPreparation();
   }
+  absl::Status PrepareAttention(absl::string_view library,
+                                absl::Span<const AttentionPreparation>) override {
+    return absl::FailedPreconditionError(
+        absl::StrCat("attention was planned for ", library, "; the CPU backend has its own alone"));
+  }
   void Axpy(const kernels::AxpyArgs& a) override { cpu::Axpy(a, context_); }
   void Dropout(const kernels::DropoutArgs& a) override { cpu::Dropout(a, context_); }
   void GatherActRows(const kernels::GatherActRowsArgs& a) override {

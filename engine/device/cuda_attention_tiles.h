@@ -29,22 +29,26 @@ class CudaAttentionTiles {
                      std::byte* pinned_pool, int64_t bytes)
       : device_(device), device_pool_(device_pool), pinned_pool_(pinned_pool), bytes_(bytes) {}
 
-  // The lists of a cut, `cu` in host memory; `stream`: where they will be read. kv_split is as the
+  // The lists of a cut, `cu` in host memory, without the sequences whose flag in `skipped` (empty:
+  // none) is set; `stream`: where they will be read. kv_split is as the
   // schedule wants it and partials is null. Errors: ResourceExhausted (a cut larger than the pool),
   // InvalidArgument (a head dimension without a kernel), and those of CUDA.
   absl::StatusOr<kernels::cuda::AttentionTiles> Find(const int32_t* cu, int64_t sequences,
                                                      int64_t heads, int64_t kv_heads,
                                                      int64_t head_dim, int64_t window,
+                                                     const std::vector<uint8_t>& skipped,
                                                      cudaStream_t stream) {
     std::string key(reinterpret_cast<const char*>(cu),
                     static_cast<size_t>(sequences + 1) * sizeof(int32_t));
-    absl::StrAppend(&key, "/", heads, "/", kv_heads, "/", head_dim, "/", window);
+    absl::StrAppend(&key, "/", heads, "/", kv_heads, "/", head_dim, "/", window, "/");
+    key.append(skipped.begin(), skipped.end());
     if (const auto it = known_.find(key); it != known_.end()) return it->second;
     kernels::cuda::AttentionSchedule schedule;
     kernels::cuda::AttentionVariant variant;
     variant.window = static_cast<int32_t>(window);
-    if (kernels::cuda::MakeAttentionSchedule(device_, cu, sequences, heads, kv_heads, head_dim,
-                                             variant, &schedule) != cudaSuccess) {
+    if (kernels::cuda::MakeAttentionSchedule(
+            device_, cu, sequences, heads, kv_heads, head_dim, variant, &schedule,
+            skipped.empty() ? nullptr : skipped.data()) != cudaSuccess) {
       return absl::InvalidArgumentError(
           absl::StrCat("no attention kernel of this build has head dimension ", head_dim));
     }

@@ -17,6 +17,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "engine/base/attention_library.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/device/cuda_device_use.h"
@@ -38,6 +39,10 @@ constexpr int64_t kPartialSumBytes = cuda::kSumSquaresPartials * sizeof(double);
 constexpr int64_t kTilePoolBytes = 2 << 20;
 // Pinned, for small results on their way to the host: larger ones are copied at once.
 constexpr int64_t kResultPoolBytes = 4 << 20;
+// Where cuDNN's deterministic backward has been measured, and is faster than our own.
+constexpr int kCudnnMajor = 9;
+// Code of its plans, about 0.6 MiB each: of some ten length classes.
+constexpr int64_t kLibraryCodeBytes = 12 << 20;
 
 struct CudaEventRep final : public EventRep {
   CudaEvent event;
@@ -82,6 +87,7 @@ class Cuda final : public CudaOps {
   ~Cuda() override {
     Synchronize(options_.wait_limit).IgnoreError();
     registrations_.Clear();
+    cudnn_.reset();  // before its block and stream
   }
 
   absl::Status Start(const cudaDeviceProp& properties) {
@@ -100,6 +106,7 @@ class Cuda final : public CudaOps {
     gemms.device = DeviceText(properties);
     gemms.use_heuristic = options_.heuristic_gemms;
     SOUP_ASSIGN_OR_RETURN(gemms_, CudaGemms::Create(block_.data(), kGemmWorkspaceBytes, gemms));
+    if (properties.major == kCudnnMajor) SOUP_RETURN_IF_ERROR(OpenCudnn());
     int value = 0;
     cudaDeviceGetAttribute(&value, cudaDevAttrHostRegisterReadOnlySupported, options_.device);
     read_only_pins_ = value != 0;
@@ -111,6 +118,11 @@ class Cuda final : public CudaOps {
   const char* name() const override { return "cuda"; }
   DType activation_type() const override { return DType::kBF16; }
   DType weight_type() const override { return DType::kBF16; }
+
+  // "cudnn-9.14.0"; empty: it is not here.
+  std::string attention_library() const {
+    return cudnn_ == nullptr ? std::string() : LibraryName(*cudnn_);
+  }
 
   absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override {
     if (bytes < 0) return absl::InvalidArgumentError("an arena of negative size");
@@ -302,6 +314,25 @@ class Cuda final : public CudaOps {
     return Event(std::move(rep));
   }
 
+  // A machine without it runs our own kernels.
+  absl::Status OpenCudnn() {
+    const int64_t bytes = cuda::CudnnAttention::ScratchBytes(kAttentionLibraryMostRows);
+    SOUP_ASSIGN_OR_RETURN(cudnn_block_, CudaBlock::OnDevice(bytes));
+    std::string error;
+    cudnn_ = cuda::CudnnAttention::Create(cudnn_block_.data(), bytes, compute_.get(), &error);
+    if (cudnn_ != nullptr) {
+      SOUP_ASSIGN_OR_RETURN(library_code_room_, CudaBlock::OnDevice(kLibraryCodeBytes));
+      return absl::OkStatus();
+    }
+    cudnn_block_ = CudaBlock();
+    SOUP_LOG(kInfo, "cuda") << "attention by our own kernels alone; cuDNN 9 would be faster from "
+                               "2,048 tokens a sequence on: "
+                            << error;
+    return absl::OkStatus();
+  }
+
+  void MakeRoomForLibraryCode() override { library_code_room_ = CudaBlock(); }
+
   static cudaStream_t Native(StreamView stream) {
     return static_cast<cudaStream_t>(stream.native());
   }
@@ -356,6 +387,10 @@ class Cuda final : public CudaOps {
   CudaStream copy_;
   CudaStream offload_;
   CudaBlock block_;
+  CudaBlock cudnn_block_;
+  // Held while overhead is measured and given back before the first plans are made: their code is
+  // overhead, and comes when a job does.
+  CudaBlock library_code_room_;
   CudaBlock pinned_;
   bool read_only_pins_ = false;
   bool warned_ = false;
@@ -416,6 +451,7 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   made.profile.blas_core =
       absl::StrCat("sm_", properties.major, properties.minor, ", ", properties.multiProcessorCount,
                    " SMs, cuBLASLt ", cuda::GemmLibrary::LibraryVersion());
+  made.profile.attention_library = backend->attention_library();
   made.backend = std::move(backend);
   return made;
 }

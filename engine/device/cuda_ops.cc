@@ -1,9 +1,11 @@
 #include "engine/device/cuda_ops.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/attention_library.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/lora.h"
@@ -30,7 +32,48 @@ cuda::AttentionVariant Variant(const Args& a) {
   return variant;
 }
 
+// Which sequences the library takes; empty: none.
+template <typename Args>
+std::vector<uint8_t> Taken(const Args& a, bool backward) {
+  std::vector<uint8_t> taken;
+  const TokenRange range = {a.library.least_tokens, a.library.most_tokens};
+  const AttentionWidths widths = {a.Hq, a.Hkv, a.D};
+  for (int64_t s = 0; s < a.S; ++s) {
+    const int64_t length = a.cu_seqlens[s + 1] - a.cu_seqlens[s];
+    const bool takes = backward ? range.holds(length) &&
+                                      AttentionGroups(length, widths, a.library.workspace_limit) > 0
+                                : LibraryTakesForward(length, range);
+    if (!takes) continue;
+    taken.resize(static_cast<size_t>(a.S));
+    taken[static_cast<size_t>(s)] = 1;
+  }
+  return taken;
+}
+
+template <typename Args>
+cuda::CudnnSequence SequenceOf(const Args& a, size_t s) {
+  return {a.cu_seqlens[s], a.cu_seqlens[s + 1] - a.cu_seqlens[s]};
+}
+
+cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionForwardArgs& a, int64_t length) {
+  return {AttentionLengthClass(length), FillsItsClass(length), a.Hq, a.Hkv, a.D, a.row_stride};
+}
+cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionBackwardArgs& a, int64_t length) {
+  return {AttentionLengthClass(length),
+          FillsItsClass(length),
+          a.Hq,
+          a.Hkv,
+          a.D,
+          a.row_stride,
+          a.grad_row_stride,
+          AttentionGroups(length, {a.Hq, a.Hkv, a.D}, a.library.workspace_limit)};
+}
+
 }  // namespace
+
+std::string CudaOps::LibraryName(const cuda::CudnnAttention& library) {
+  return absl::StrCat("cudnn-", library.version());
+}
 
 void CudaOps::GatherRows(const kernels::GatherRowsArgs& a) {
   if (a.T == 0) return;
@@ -63,16 +106,26 @@ void CudaOps::AddBias(const kernels::AddBiasArgs& a) {
 }
 void CudaOps::Rope(const kernels::RopeArgs& a) { Told(cuda::Rope(a, compute_.get()), "Rope"); }
 void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
+  const std::vector<uint8_t> taken = Taken(a, /*backward=*/false);
   const auto tiles =
-      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
+      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, taken, compute_.get());
   if (!Keep(tiles.status()).ok()) return;
+  // Our own first: it clears the tail.
   Told(cuda::AttentionForward(a, Variant(a), *tiles, attention_, compute_.get()),
        "AttentionForward");
+  for (size_t s = 0; s < taken.size(); ++s) {
+    if (taken[s] == 0) continue;
+    const cuda::CudnnSequence sequence = SequenceOf(a, s);
+    ByLibrary(cudnn_ == nullptr ? cudaErrorNotReady
+                                : cudnn_->Forward(a, ShapeOf(a, sequence.length), sequence),
+              "AttentionForward");
+  }
 }
 void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
                                 const AttentionScratch& scratch) {
+  const std::vector<uint8_t> taken = Taken(a, /*backward=*/true);
   const auto found =
-      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
+      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, taken, compute_.get());
   if (!Keep(found.status()).ok()) return;
   cuda::AttentionTiles tiles = *found;
   const int64_t group = a.Hq / a.Hkv;
@@ -81,8 +134,56 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
   while (split > 1 && (group + split - 1) / split * (split - 1) >= group) --split;
   tiles.kv_split = static_cast<int32_t>(split);
   tiles.partials = scratch.partials;
+  // Our own first: it clears the tail, and where heads are split it writes all rows of dk and dv.
   Told(cuda::AttentionBackward(a, Variant(a), tiles, attention_, compute_.get()),
        "AttentionBackward");
+  for (size_t s = 0; s < taken.size(); ++s) {
+    if (taken[s] == 0) continue;
+    const cuda::CudnnSequence sequence = SequenceOf(a, s);
+    const cuda::CudnnAttentionShape shape = ShapeOf(a, sequence.length);
+    ByLibrary(cudnn_ == nullptr ? cudaErrorNotReady
+                                : cudnn_->Backward(a, shape, sequence, a.library.workspace,
+                                                   a.library.workspace_bytes),
+              "AttentionBackward");
+  }
+}
+void CudaOps::ByLibrary(cudaError_t error, absl::string_view what) {
+  if (error == cudaSuccess) return;
+  if (error == cudaErrorNotReady) {
+    Keep(absl::InternalError(absl::StrCat(what, " by cuDNN was not prepared before the run")))
+        .IgnoreError();
+    return;
+  }
+  Told(error, absl::StrCat(what, " by cuDNN: ", cudnn_->last_error()));
+}
+absl::Status CudaOps::PrepareAttention(absl::string_view library,
+                                       absl::Span<const AttentionPreparation> sequences) {
+  const std::string have = cudnn_ == nullptr ? "no such library" : LibraryName(*cudnn_);
+  if (have != library) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("attention was planned for ", library, " and this worker has ", have,
+                     ": other bits would come out. Run the job where it was planned, or submit it "
+                     "again"));
+  }
+  MakeRoomForLibraryCode();
+  for (const AttentionPreparation& p : sequences) {
+    int64_t workspace = 0;
+    std::string error;
+    if (!cudnn_->Prepare({p.length_class, p.exact, p.heads, p.kv_heads, p.head_dim, p.row_stride,
+                          p.grad_row_stride, p.groups},
+                         &workspace, &error)) {
+      return absl::InternalError(absl::StrCat(library, " refuses attention over ", p.length_class,
+                                              " tokens, ", p.heads, "/", p.kv_heads, " heads of ",
+                                              p.head_dim, ": ", error));
+    }
+    if (workspace > p.workspace_bytes) {
+      return absl::InternalError(
+          absl::StrCat(library, " wants a workspace of ", workspace, " bytes for attention over ",
+                       p.length_class, " tokens, ", p.groups, " of ", p.kv_heads,
+                       " key-value heads; the plan gives ", p.workspace_bytes));
+    }
+  }
+  return absl::OkStatus();
 }
 void CudaOps::SwigluForward(const kernels::SwigluForwardArgs& a) {
   Told(cuda::SwigluForward(a, compute_.get()), "SwigluForward");

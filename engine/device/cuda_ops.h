@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -14,6 +15,7 @@
 #include "engine/device/cuda_gemms.h"
 #include "engine/device/cuda_handles.h"
 #include "engine/device/cuda_memory.h"
+#include "kernels/cuda/cudnn_attention.h"
 
 namespace soup::engine {
 
@@ -41,6 +43,8 @@ class CudaOps : public Backend {
   absl::StatusOr<GemmPreparation> PrepareGemms(
       absl::Span<const kernels::GemmArgs> products,
       const std::function<absl::Status()>& make_room) override;
+  absl::Status PrepareAttention(absl::string_view library,
+                                absl::Span<const AttentionPreparation> sequences) override;
   void Axpy(const kernels::AxpyArgs& args) override;
   void Dropout(const kernels::DropoutArgs& args) override;
   void GatherActRows(const kernels::GatherActRowsArgs& args) override;
@@ -64,6 +68,7 @@ class CudaOps : public Backend {
   CudaStream compute_;
   kernels::cuda::AttentionDevice attention_;
   CudaAttentionTiles tiles_;
+  std::unique_ptr<kernels::cuda::CudnnAttention> cudnn_;  // null: not on this machine
   std::unique_ptr<CudaGemms> gemms_;
   double* partial_sums_ = nullptr;  // device, kSumSquaresPartials
   CudaHostRegistrations registrations_;
@@ -74,6 +79,10 @@ class CudaOps : public Backend {
     if (status_.ok() && !status.ok()) status_ = status;
     return status;
   }
+  // Before the first plans of an attention library are made.
+  virtual void MakeRoomForLibraryCode() = 0;
+  // "cudnn-9.14.0", as in MachineProfile::attention_library.
+  static std::string LibraryName(const kernels::cuda::CudnnAttention& library);
   absl::Status Check(cudaError_t error, absl::string_view what) {
     return error == cudaSuccess ? absl::OkStatus() : Keep(CudaStatus(error, what));
   }
@@ -84,6 +93,7 @@ class CudaOps : public Backend {
   template <typename Args>
   void Products(const Args& args);
   void GatherOnHost(const kernels::GatherRowsArgs& args);
+  void ByLibrary(cudaError_t error, absl::string_view what);
 };
 
 }  // namespace soup::engine

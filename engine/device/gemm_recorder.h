@@ -74,6 +74,10 @@ class GemmRecorder final : public Backend {
   void LoraUp(const kernels::LoraUpArgs& args) override;
   void LoraBack(const kernels::LoraBackArgs& args) override;
   void LoraGrad(const kernels::LoraGradArgs& args) override;
+  absl::Status PrepareAttention(absl::string_view,
+                                absl::Span<const AttentionPreparation>) override {
+    return absl::OkStatus();
+  }
   void Axpy(const kernels::AxpyArgs&) override {}
   void Dropout(const kernels::DropoutArgs&) override {}
   void GatherActRows(const kernels::GatherActRowsArgs&) override {}

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "engine/base/attention_library.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -121,6 +122,7 @@ class Measurer {
     double forward_flops = 0;
   };
   absl::StatusOr<bool> MakeAttention(int64_t tokens, AttentionCase& c);
+  absl::StatusOr<bool> UseLibrary(int64_t tokens, AttentionCase& c);
   absl::Status MeasureAttention();
 
   int64_t nq() const { return (w_.heads + 2 * w_.kv_heads) * w_.head_dim; }
@@ -468,6 +470,32 @@ absl::StatusOr<bool> Measurer::MakeAttention(int64_t tokens, AttentionCase& c) {
                 delta, d_qkv,    dk,           dk + kv_bytes, nq(), c.cu.data(), sequences,
                 t,     w_.heads, w_.kv_heads,  w_.head_dim,   scale};
   c.forward_flops = 2.0 * static_cast<double>(tokens * t) * static_cast<double>(q());
+  if (!options_.attention_library) return true;
+  return UseLibrary(tokens, c);
+}
+
+// As a job of such sequences would run. False: the workspace does not fit into the room left.
+absl::StatusOr<bool> Measurer::UseLibrary(int64_t tokens, AttentionCase& c) {
+  const AttentionWidths widths = {w_.heads, w_.kv_heads, w_.head_dim};
+  const AttentionShare share = ChooseAttentionShare(profile_.attention_library,
+                                                    profile_.device_memory_bytes, tokens, widths);
+  if (!LibraryTakesForward(tokens, share.forward)) return true;
+  AttentionPreparation p;
+  p.length_class = AttentionLengthClass(tokens);
+  p.exact = FillsItsClass(tokens);
+  p.heads = w_.heads;
+  p.kv_heads = w_.kv_heads;
+  p.head_dim = w_.head_dim;
+  p.row_stride = p.grad_row_stride = nq();
+  if (share.backward.holds(tokens)) {
+    p.groups = AttentionGroups(tokens, widths, share.workspace_limit);
+    p.workspace_bytes = p.groups * AttentionGroupBytes(p.length_class, widths);
+  }
+  if (!room_->Fits(p.workspace_bytes)) return false;
+  SOUP_RETURN_IF_ERROR(backend_.PrepareAttention(share.library, {&p, 1}));
+  c.forward.library = {share.forward.least, share.forward.most};
+  c.backward.library = {share.backward.least, share.backward.most, share.workspace_limit,
+                        room_->Take(p.workspace_bytes), p.workspace_bytes};
   return true;
 }
 
@@ -540,6 +568,7 @@ MeasureOptions ThoroughMeasure(const Backend& backend) {
   o.point_seconds = 0.2;
   o.warm_seconds = OnDevice(backend) ? 1.0 : 0.1;
   if (OnDevice(backend)) o.gemm_rows = {512, 1024, 2048, 4096, 8192, 16384};
+  o.attention_library = true;
   return o;
 }
 

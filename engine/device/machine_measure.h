@@ -41,6 +41,9 @@ struct MeasureOptions {
   std::vector<int64_t> gemm_rows;
   std::vector<int64_t> attention_tokens;  // of one sequence
   int64_t attention_batch_tokens = 0;     // as many sequences as fill this, at least one
+  // By the profile's attention library where a job of such sequences would use it: its plans take a
+  // second to make. Otherwise by our own kernels.
+  bool attention_library = false;
 };
 
 // Widths and options for a worker at its start, when no job is known yet: under 3 s on a GPU

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/base/attention_library.h"
 #include "engine/base/machine_profile.h"
 #include "engine/model/layer_layout.h"
 #include "engine/model/model_spec.h"
@@ -26,6 +27,7 @@ struct LoraShape {
   std::vector<Module> targets;  // sorted, unique, not empty
 };
 
+AttentionWidths AttentionWidthsOf(const ModelSpec& model);
 // Width of a linear's input and output, and the elements of a whole adapter (all A and B).
 int64_t ModuleInput(const ModelSpec& model, Module module);
 int64_t ModuleOutput(const ModelSpec& model, Module module);
@@ -55,6 +57,7 @@ struct NumericPlan {
   int64_t max_supervised_rows = 0;  // rows of the loss buffers: the largest bucket
   int32_t cpu_threads = 1;
   std::string blas_core;
+  AttentionShare attention;  // cuda: what an attention library takes; empty: our own kernels all
 
   int64_t BucketFor(int64_t tokens) const;  // the smallest bucket >= tokens; 0 when none
   // Rows of the head's products for so many supervised rows: a bucket, at most the item's own.

@@ -76,6 +76,10 @@ absl::Status CheckJobs(const std::vector<PassJob>& jobs) {
 
 }  // namespace
 
+AttentionWidths AttentionWidthsOf(const ModelSpec& model) {
+  return {model.heads, model.kv_heads, model.head_dim};
+}
+
 int64_t ModuleInput(const ModelSpec& model, Module module) {
   switch (module) {
     case Module::kQ:

@@ -79,6 +79,73 @@ int64_t Longest(const JobShape& shape) {
   return longest;
 }
 
+constexpr char kOwnAttention[] = "own";
+
+nlohmann::json AttentionToJson(const AttentionShare& a) {
+  const auto range = [](const TokenRange& r) { return std::vector<int64_t>{r.least, r.most}; };
+  return {{"attention", a.library.empty() ? std::string(kOwnAttention) : a.library},
+          {"attention_forward", range(a.forward)},
+          {"attention_backward", range(a.backward)},
+          {"attention_workspace", a.workspace_limit}};
+}
+
+// Throws what the JSON library throws.
+AttentionShare AttentionFromJson(const nlohmann::json& j) {
+  const auto range = [&j](const char* key) {
+    const auto ends = j.at(key).get<std::vector<int64_t>>();
+    return TokenRange{ends.at(0), ends.size() == 2 ? ends[1] : int64_t{-1}};
+  };
+  AttentionShare a;
+  a.library = j.at("attention").get<std::string>();
+  if (a.library == kOwnAttention) a.library.clear();
+  a.forward = range("attention_forward");
+  a.backward = range("attention_backward");
+  a.workspace_limit = j.at("attention_workspace").get<int64_t>();
+  return a;
+}
+
+// Our own kernels take no range; the backward's share lies within the forward's.
+bool Sane(const AttentionShare& a) {
+  const TokenRange none;
+  const auto ascends = [&none](const TokenRange& r) {
+    return r == none || (r.least > 0 && r.most >= r.least);
+  };
+  if (a.library.empty()) return a.forward == none && a.backward == none && a.workspace_limit == 0;
+  if (a.forward == none || !ascends(a.forward) || !ascends(a.backward)) return false;
+  if (a.backward == none) return a.workspace_limit == 0;
+  return a.workspace_limit > 0 && a.forward.holds(a.backward.least) &&
+         a.forward.holds(a.backward.most);
+}
+
+// Sequences that the library would take, if any: without one the plan does not name it.
+AttentionShare ChooseAttention(const JobShape& shape, const MachineProfile& profile,
+                               int64_t item_tokens) {
+  // Windows and soft caps are our own kernels'.
+  if (shape.model.attention_soft_cap != 0) return AttentionShare();
+  for (int64_t l = 0; l < shape.model.layers; ++l) {
+    if (shape.model.kind(l).window != 0) return AttentionShare();
+  }
+  AttentionShare share =
+      ChooseAttentionShare(profile.attention_library, profile.device_memory_bytes, item_tokens,
+                           AttentionWidthsOf(shape.model));
+  const AttentionWidths widths = AttentionWidthsOf(shape.model);
+  const auto forward = [&](int32_t n) { return LibraryTakesForward(n, share.forward); };
+  const auto backward = [&](int32_t n) {
+    return share.backward.holds(n) && AttentionGroups(n, widths, share.workspace_limit) > 0;
+  };
+  const auto any = [](const std::vector<int32_t>& lengths, const auto& takes) {
+    return std::any_of(lengths.begin(), lengths.end(), takes);
+  };
+  if (!any(shape.lengths, forward) && !any(shape.validation_lengths, forward)) {
+    return AttentionShare();
+  }
+  if (!any(shape.lengths, backward)) {
+    share.backward = TokenRange();
+    share.workspace_limit = 0;
+  }
+  return share;
+}
+
 }  // namespace
 
 int64_t NumericPlan::BucketFor(int64_t tokens) const {
@@ -87,15 +154,16 @@ int64_t NumericPlan::BucketFor(int64_t tokens) const {
 }
 
 std::string NumericPlan::ToText() const {
-  const nlohmann::json j = {{"version", version},
-                            {"backend", backend},
-                            {"micro_batch_tokens", micro_batch_tokens},
-                            {"order_tile", order_tile},
-                            {"buckets", buckets},
-                            {"head_slice_rows", head_slice_rows},
-                            {"max_supervised_rows", max_supervised_rows},
-                            {"cpu_threads", cpu_threads},
-                            {"blas_core", blas_core}};
+  nlohmann::json j = {{"version", version},
+                      {"backend", backend},
+                      {"micro_batch_tokens", micro_batch_tokens},
+                      {"order_tile", order_tile},
+                      {"buckets", buckets},
+                      {"head_slice_rows", head_slice_rows},
+                      {"max_supervised_rows", max_supervised_rows},
+                      {"cpu_threads", cpu_threads},
+                      {"blas_core", blas_core}};
+  if (backend == "cuda") j.update(AttentionToJson(attention));
   return j.dump();
 }
 
@@ -104,17 +172,23 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
   if (!j.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: not a JSON object: ", text));
   }
+  static const char* const kCudaKeys[] = {"attention", "attention_forward", "attention_backward",
+                                          "attention_workspace"};
   static const char* const kKeys[] = {"version",         "backend",
                                       "buckets",         "micro_batch_tokens",
                                       "head_slice_rows", "max_supervised_rows",
                                       "order_tile",      "cpu_threads",
                                       "blas_core"};
-  for (const char* key : kKeys) {
+  const bool cuda = j.contains("backend") && j["backend"] == "cuda";
+  std::vector<const char*> keys(std::begin(kKeys), std::end(kKeys));
+  if (cuda) keys.insert(keys.end(), std::begin(kCudaKeys), std::end(kCudaKeys));
+  for (const char* key : keys) {
     if (!j.contains(key)) {
-      return absl::InvalidArgumentError(absl::StrCat("numeric plan: no key ", key));
+      return absl::InvalidArgumentError(
+          absl::StrCat("numeric plan: no key ", key, ": submit the job again"));
     }
   }
-  if (j.size() != std::size(kKeys)) {
+  if (j.size() != keys.size()) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: an unknown key in ", text));
   }
   NumericPlan plan;
@@ -128,6 +202,7 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
     plan.max_supervised_rows = j["max_supervised_rows"].get<int64_t>();
     plan.cpu_threads = j["cpu_threads"].get<int32_t>();
     plan.blas_core = j["blas_core"].get<std::string>();
+    if (cuda) plan.attention = AttentionFromJson(j);
   } catch (const nlohmann::json::exception& e) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: ", e.what()));
   }
@@ -140,7 +215,7 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
                          !plan.buckets.empty() && plan.buckets.front() > 0;
   if (!ascending || plan.head_slice_rows <= 0 || plan.cpu_threads <= 0 ||
       plan.micro_batch_tokens <= 0 || plan.micro_batch_tokens > plan.buckets.back() ||
-      plan.max_supervised_rows <= 0 || plan.order_tile < 0) {
+      plan.max_supervised_rows <= 0 || plan.order_tile < 0 || !Sane(plan.attention)) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: values out of range: ", text));
   }
   return plan;
@@ -187,6 +262,7 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
                RoundUp((shape.model.vocab + 3) / 4, cuda ? kCudaRowTile : int64_t{16}));
   plan.cpu_threads = std::max(profile.cpu_threads, 1);
   plan.blas_core = profile.blas_core;
+  if (cuda) plan.attention = ChooseAttention(shape, profile, plan.micro_batch_tokens);
   return plan;
 }
 

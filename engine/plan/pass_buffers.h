@@ -142,9 +142,11 @@ inline constexpr char kBackwardAct[] = "backward/act";                  // act [
 inline constexpr char kBackwardDQkv[] = "backward/d_qkv";               // act [T, NQ]
 inline constexpr char kBackwardDelta[] = "backward/delta";              // fp32 [T, Hq]
 inline constexpr char kBackwardPartials[] = "backward/partials";        // AttentionPartialsPlanned
-inline constexpr char kBackwardDLowRank[] = "backward/d_low_rank";      // act [T, r]
-inline constexpr char kBackwardDropped[] = "backward/dropped";          // act [T, max input]
-inline constexpr char kBackwardDDropped[] = "backward/d_dropped";       // act [T, max input]
+// AttentionWorkspaceBytes (engine/base/attention_library.h)
+inline constexpr char kBackwardAttentionLibrary[] = "backward/attention_library";
+inline constexpr char kBackwardDLowRank[] = "backward/d_low_rank";  // act [T, r]
+inline constexpr char kBackwardDropped[] = "backward/dropped";      // act [T, max input]
+inline constexpr char kBackwardDDropped[] = "backward/d_dropped";   // act [T, max input]
 
 // Columns of x A^T that a linear of rank r has: LoraColumns of kernels/lora_products.h.
 constexpr int64_t LowRankColumns(int64_t r) { return (r + 7) / 8 * 8; }

@@ -33,6 +33,7 @@ struct Largest {
   int64_t down_tokens = 0;   // of train items whose job adapts down_proj
   int64_t mlp_low_rank = 0;  // elements of x A^T of all MLP targets of a train item
   int64_t head_slice_rows = 0;
+  int64_t attention_workspace = 0;  // bytes, of train items
 };
 
 bool HasTrainItem(const PassJob& job) {
@@ -130,6 +131,9 @@ class Planner {
       largest_.dropped = std::max(largest_.dropped, t * widest);
       largest_.train_tokens = std::max(largest_.train_tokens, t);
       largest_.train_rank = std::max(largest_.train_rank, r);
+      largest_.attention_workspace = std::max(
+          largest_.attention_workspace,
+          AttentionWorkspaceBytes(t, AttentionWidthsOf(model_), job.numeric.attention));
       largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, t * ClassColumns(job.lora, true));
       if (Targets(job.lora, Module::kDown)) {
         largest_.down_tokens = std::max(largest_.down_tokens, t);
@@ -332,6 +336,7 @@ class Planner {
     add_in(kBackwardPartials,
            AttentionPartialsPlanned(t, model_.heads, model_.kv_heads, model_.head_dim),
            kBackwardQkv);
+    add_in(kBackwardAttentionLibrary, largest_.attention_workspace, kBackwardQkv);
   }
 
   void RequestUpdate(const std::vector<PassJob>& jobs) {

@@ -43,6 +43,7 @@ DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items
         std::max(largest_.mlp_low_rank, item.T * mlp_targets * item.lora->columns());
     largest_.train_tokens = std::max(largest_.train_tokens, item.T);
     largest_.train_rank = std::max(largest_.train_rank, r);
+    largest_.attention_workspace = std::max(largest_.attention_workspace, item.attention_workspace);
     if (item.lora->adapts(Group::kDown)) {
       largest_.down_tokens = std::max(largest_.down_tokens, item.T);
     }
@@ -340,6 +341,8 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   args.scale = static_cast<float>(m.attention_scale());
   args.window = m.kind(layer).window;
   args.soft_cap = static_cast<float>(m.attention_soft_cap);
+  args.library.least_tokens = item.attention.forward.least;
+  args.library.most_tokens = item.attention.forward.most;
   env_.backend->AttentionForward(args);
 }
 

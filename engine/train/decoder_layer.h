@@ -54,11 +54,12 @@ class DecoderLayer {
   // A band's shared buffers.
   struct Scratch {
     std::vector<ArenaBuffer> owners;
-    std::byte* hidden = nullptr;    // act [T, H]
-    float* rstd = nullptr;          // [T]
-    std::byte* d_hidden = nullptr;  // act [T, H]; backward
-    std::byte* low_rank = nullptr;  // act [T, n r]; forward where a class is not kept
-    float* partials = nullptr;      // attention backward where act is bf16 and heads share
+    std::byte* hidden = nullptr;             // act [T, H]
+    float* rstd = nullptr;                   // [T]
+    std::byte* d_hidden = nullptr;           // act [T, H]; backward
+    std::byte* low_rank = nullptr;           // act [T, n r]; forward where a class is not kept
+    float* partials = nullptr;               // attention backward where act is bf16 and heads share
+    std::byte* attention_library = nullptr;  // attention backward where a library takes some
     LoraScratch lora;
   };
   // The largest of the items: what the shared buffers are sized by.
@@ -68,9 +69,10 @@ class DecoderLayer {
     int64_t score_rank = 0;
     int64_t train_tokens = 0;
     int64_t train_rank = 0;
-    int64_t dropped = 0;       // tokens * widest adapted input
-    int64_t down_tokens = 0;   // of train items that adapt down_proj
-    int64_t mlp_low_rank = 0;  // elements of x A^T of a train item's MLP targets
+    int64_t dropped = 0;              // tokens * widest adapted input
+    int64_t down_tokens = 0;          // of train items that adapt down_proj
+    int64_t mlp_low_rank = 0;         // elements of x A^T of a train item's MLP targets
+    int64_t attention_workspace = 0;  // bytes, of train items
   };
 
   // Takes a buffer of `elements` and hands it to `owners`; null when there are none.

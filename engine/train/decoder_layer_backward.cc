@@ -175,6 +175,8 @@ absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* sla
                    1));
     scratch_.partials = reinterpret_cast<float*>(partials);
   }
+  SOUP_ASSIGN_OR_RETURN(scratch_.attention_library, TakeShared(owners, kBackwardAttentionLibrary,
+                                                               largest_.attention_workspace, 1));
   // Layer 0's input is the embedding, which is frozen: its gradient is not made.
   if (layer > 0) w = MakeGroupWeight(env_, layer, slab, Group::kQkv, weight_scratch_);
   for (const PassItemState& item : items_) {
@@ -260,6 +262,11 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   if (scratch.partials != nullptr) {
     scratch.most_split = AttentionSplitPlanned(item.T, m.heads, m.kv_heads);
   }
+  args.library.least_tokens = item.attention.backward.least;
+  args.library.most_tokens = item.attention.backward.most;
+  args.library.workspace_limit = item.attention.workspace_limit;
+  args.library.workspace = scratch_.attention_library;
+  args.library.workspace_bytes = item.attention_workspace;
   env_.backend->AttentionBackward(args, scratch);
   Rope(item, layer, d_qkv, nq, true);
   HeadNormsBackward(item, layer, slab, a, d_qkv);

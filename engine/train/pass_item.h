@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/base/attention_library.h"
 #include "engine/base/dtype.h"
 #include "engine/device/arena.h"
 #include "engine/device/backend.h"
@@ -110,6 +111,8 @@ struct PassItemState {
   float loss_scale = 0;  // 1 / supervised targets of the whole step
   ItemBatch batch;
   int64_t T = 0;
+  AttentionShare attention;         // of the job's numeric plan
+  int64_t attention_workspace = 0;  // bytes of a backward call, as planned for the item
   int64_t head_rows = 0;  // supervised() rounded up to a bucket: rows of the head's products
 
   // Device, i32: views of the index buffer.

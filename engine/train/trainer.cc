@@ -44,6 +44,7 @@ absl::StatusOr<JobOpened> Trainer::OpenJob(JobSetup setup) {
       const GemmPreparation gemms,
       rep_->PrepareGemms(
           job, rep_->backend->chooses_gemms() ? job->EveryRowCounts() : std::set<RowCounts>()));
+  SOUP_RETURN_IF_ERROR(rep_->PrepareAttention(job->setup()));
   SOUP_RETURN_IF_ERROR(job->Freeze(gemms.fingerprint));
   opened.gemms_tuned = gemms.tuned;
   opened.gemm_tuning_seconds = gemms.seconds;

@@ -103,6 +103,9 @@ std::vector<PassItemState> Trainer::Rep::MakeItems(
       item.loss_scale = static_cast<float>(1.0 / static_cast<double>(share.targets));
       item.batch = share.batches[i];
       item.T = item.batch.bucket;
+      item.attention = share.plan.numeric.attention;
+      item.attention_workspace =
+          AttentionWorkspaceBytes(item.T, AttentionWidthsOf(base.spec), item.attention);
       item.head_rows = share.plan.numeric.HeadRows(item.supervised());
       items.push_back(std::move(item));
     }

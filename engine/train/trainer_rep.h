@@ -62,6 +62,8 @@ struct Trainer::Rep {
   absl::StatusOr<GemmPreparation> PrepareGemms(std::unique_ptr<JobRun>& job,
                                                const std::set<RowCounts>& counts);
   absl::StatusOr<GemmPreparation> PrepareOnDevice(absl::Span<const kernels::GemmArgs> products);
+  // trainer_attention.cc
+  absl::Status PrepareAttention(const JobSetup& setup);
   absl::StatusOr<PassShare> MakeShare(const WorkRequest& request) const;
   absl::Status FillShare(PassShare& share) const;
   absl::StatusOr<std::vector<PassShare>> MakeShares(const PassRequest& request, PassResult& result);

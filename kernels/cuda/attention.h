@@ -50,10 +50,12 @@ struct AttentionSchedule {
   std::vector<AttentionTile> forward, backward_q, backward_kv;
   int kv_split = 1;  // blocks that share the query heads of one kv head; > 1 needs `partials`
 };
+// `skipped`: null, or one flag a sequence; those set have no tiles: another kernel takes them.
 // Errors: cudaErrorInvalidValue for a head dim that is not supported.
 cudaError_t MakeAttentionSchedule(const AttentionDevice& device, const int32_t* cu_seqlens,
                                   int64_t sequences, int64_t Hq, int64_t Hkv, int64_t D,
-                                  const AttentionVariant& variant, AttentionSchedule* out);
+                                  const AttentionVariant& variant, AttentionSchedule* out,
+                                  const uint8_t* skipped = nullptr);
 // Most tiles of one list that any micro-batch of at most T tokens in at most S sequences can have.
 int64_t MaxAttentionTiles(int64_t T, int64_t S);
 // Bytes of `partials` for a split: fp32 [split, 2, T, Hkv * D]; 0 when split is 1.

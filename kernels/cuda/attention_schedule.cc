@@ -15,10 +15,11 @@ struct Weighted {
 // One entry a block of `rows` rows of a sequence, heaviest first over all sequences; ties keep
 // their order. Measured against keeping each sequence's blocks together for L2: the shorter tail
 // wins, 0 to 20 %.
-std::vector<AttentionTile> Tiles(const int32_t* cu, int64_t sequences, int rows, int window,
-                                 bool over_keys) {
+std::vector<AttentionTile> Tiles(const int32_t* cu, int64_t sequences, const uint8_t* skipped,
+                                 int rows, int window, bool over_keys) {
   std::vector<Weighted> all;
   for (int64_t s = 0; s < sequences; ++s) {
+    if (skipped != nullptr && skipped[s] != 0) continue;
     const int32_t length = cu[s + 1] - cu[s];
     for (int32_t r = 0; r < length; r += rows) {
       const int32_t end = std::min(length, r + rows);
@@ -52,16 +53,20 @@ int PickSplit(int64_t tiles, int64_t Hkv, int64_t group, int sms) {
 
 cudaError_t MakeAttentionSchedule(const AttentionDevice& device, const int32_t* cu_seqlens,
                                   int64_t sequences, int64_t Hq, int64_t Hkv, int64_t D,
-                                  const AttentionVariant& variant, AttentionSchedule* out) {
+                                  const AttentionVariant& variant, AttentionSchedule* out,
+                                  const uint8_t* skipped) {
   const AttentionInstances* kernels = FindAttentionInstances(device.tile_class, D);
   if (kernels == nullptr || Hkv < 1 || Hq % Hkv != 0) return cudaErrorInvalidValue;
-  out->forward = Tiles(cu_seqlens, sequences, kernels->forward.block_rows, variant.window, false);
+  out->forward =
+      Tiles(cu_seqlens, sequences, skipped, kernels->forward.block_rows, variant.window, false);
   out->backward_q =
-      Tiles(cu_seqlens, sequences, kernels->backward_q.block_rows, variant.window, false);
+      Tiles(cu_seqlens, sequences, skipped, kernels->backward_q.block_rows, variant.window, false);
   out->backward_kv =
-      Tiles(cu_seqlens, sequences, kernels->backward_kv.block_rows, variant.window, true);
+      Tiles(cu_seqlens, sequences, skipped, kernels->backward_kv.block_rows, variant.window, true);
   out->kv_split =
-      PickSplit(static_cast<int64_t>(out->backward_kv.size()), Hkv, Hq / Hkv, device.sms);
+      out->backward_kv.empty()
+          ? 1
+          : PickSplit(static_cast<int64_t>(out->backward_kv.size()), Hkv, Hq / Hkv, device.sms);
   return cudaSuccess;
 }
 

@@ -164,6 +164,8 @@ void AppendAttentionCases(std::vector<OpCase>* cases) {
       {"window_super_blocks", {700}, 4, 2, 1, 64, 1.0, 300},
       {"soft_cap", {70, 33}, 1, 4, 2, 32, 3.0, 0, 5.0},
       {"soft_cap_window", {150, 20}, 3, 2, 1, 256, 1.0, 40, 50.0},
+      {"middle_96", {140, 17}, 3, 4, 2, 96, 1.0},
+      {"groups_128", {260, 1, 256}, 10, 8, 2, 128, 1.0},
   };
   for (const AttentionCase& c : table) {
     cases->push_back({"attention_forward_" + c.name, 0,

@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -11,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/attention_library.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/lora.h"
@@ -114,6 +118,74 @@ void Dequantisation() {
   }
 }
 
+int64_t FreeMiB() {
+  size_t free = 0, total = 0;
+  Must(cudaMemGetInfo(&free, &total), "memory");
+  return static_cast<int64_t>(free >> 20);
+}
+
+// The same by cuDNN, with each number of key-value heads a backward call whose workspace is at most
+// 5 GB; `length` tokens of a sequence of s rows.
+void CudnnRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, int64_t length,
+                bool exact) {
+  const int64_t s = f.cu_seqlens[1];
+  const int64_t scratch_bytes = cuda::CudnnAttention::ScratchBytes(f.Hq * (s + s / 4 + 128));
+  const Buffer scratch(static_cast<size_t>(scratch_bytes), false);
+  std::string error;
+  const int64_t before = FreeMiB();
+  const auto library =
+      cuda::CudnnAttention::Create(scratch.as<void>(), scratch_bytes, nullptr, &error);
+  if (library == nullptr) {
+    std::printf("  no cuDNN: %s\n", error.c_str());
+    return;
+  }
+  const double flop = 2.0 * length * length * f.D * f.Hq * f.S;
+  const int64_t created = FreeMiB();
+  for (int64_t groups = 1; groups <= f.Hkv; groups *= 2) {
+    if (f.Hkv % groups != 0) continue;
+    const cuda::CudnnAttentionShape shape = {engine::AttentionLengthClass(length),
+                                             exact,
+                                             f.Hq,
+                                             f.Hkv,
+                                             f.D,
+                                             f.row_stride,
+                                             b.grad_row_stride,
+                                             groups};
+    int64_t bytes = 0;
+    const auto start = std::chrono::steady_clock::now();
+    if (!library->Prepare(shape, &bytes, &error)) {
+      std::printf("  cuDNN %s refuses: %s\n", library->version().c_str(), error.c_str());
+      return;
+    }
+    const double prepared =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    if (bytes > int64_t{5000} << 20) break;
+    const Buffer workspace(static_cast<size_t>(std::max<int64_t>(bytes, 256)), false);
+    const auto each = [&](const auto& run) {
+      for (int64_t i = 0; i < f.S; ++i)
+        Must(run(cuda::CudnnSequence{f.cu_seqlens[i], length}), "cuDNN");
+    };
+    const double forward =
+        MedianMs([&] { each([&](const auto& q) { return library->Forward(f, shape, q); }); });
+    const int64_t ran = FreeMiB();
+    const double backward = MedianMs([&] {
+      each([&](const auto& q) {
+        return library->Backward(b, shape, q, workspace.as<void>(), bytes);
+      });
+    });
+    std::printf(
+        "  cuDNN %s class %lld length %lld groups %lld: fwd %7.3f ms %6.1f TFLOPS   bwd %7.3f ms "
+        "%6.1f "
+        "TFLOPS  workspace %lld  plans %.0f ms  MiB taken %lld %lld %lld\n",
+        library->version().c_str(), static_cast<long long>(shape.length_class),
+        static_cast<long long>(length), static_cast<long long>(groups), forward,
+        1e-9 * flop / forward, backward, 2.5e-9 * flop / backward, static_cast<long long>(bytes),
+        prepared, static_cast<long long>(before - created), static_cast<long long>(created - ran),
+        static_cast<long long>(ran - FreeMiB()));
+    std::fflush(stdout);
+  }
+}
+
 void Attention(int64_t b, int64_t s, int64_t Hq, int64_t Hkv, int64_t D) {
   cuda::AttentionDevice device;
   Must(cuda::QueryAttentionDevice(0, &device), "device");
@@ -158,7 +230,7 @@ void Attention(int64_t b, int64_t s, int64_t Hq, int64_t Hkv, int64_t D) {
   fa.Hq = Hq;
   fa.Hkv = Hkv;
   fa.D = D;
-  fa.scale = 0.088388f;
+  fa.scale = 1.f / std::sqrt(static_cast<float>(D));
   AttentionBackwardArgs ba{};
   ba.q = fa.q;
   ba.k = fa.k;
@@ -191,6 +263,8 @@ void Attention(int64_t b, int64_t s, int64_t Hq, int64_t Hkv, int64_t D) {
       static_cast<long long>(Hkv), static_cast<long long>(D), forward, 1e-9 * flop / forward,
       backward, 2.5e-9 * flop / backward, schedule.kv_split);
   std::fflush(stdout);
+  CudnnRates(fa, ba, s, true);
+  CudnnRates(fa, ba, s - 1, false);
 }
 
 void Products() {
@@ -311,18 +385,24 @@ void Norm() {
   std::printf("rms_norm forward T 16384 H 4096 %8.3f ms  %7.2f TB/s\n", ms, 4e-9 * T * H / ms);
 }
 
-int Main() {
+int Main(bool attention_only) {
   cudaDeviceProp p;
   Must(cudaGetDeviceProperties(&p, 0), "device");
   std::printf("%s sm_%d%d, %d multiprocessors\n", p.name, p.major, p.minor, p.multiProcessorCount);
-  Copies();
-  Dequantisation();
-  Norm();
+  if (!attention_only) {
+    Copies();
+    Dequantisation();
+    Norm();
+  }
   Attention(32, 512, 32, 8, 128);
   Attention(8, 2048, 32, 8, 128);
   Attention(4, 4096, 32, 8, 128);
   Attention(1, 16384, 32, 8, 128);
   Attention(4, 2048, 14, 2, 64);
+  Attention(8, 1024, 32, 8, 128);
+  Attention(4, 4096, 32, 8, 64);
+  Attention(4, 4096, 32, 8, 96);
+  if (attention_only) return 0;
   for (const int64_t T : {512, 4096}) {
     Lora(T, 8, {4096, 1024, 1024});
     Lora(T, 8, {4096});
@@ -336,4 +416,12 @@ int Main() {
 }  // namespace
 }  // namespace soup::kernels
 
-int main() { return soup::kernels::Main(); }
+// `cuda_bench attention`: attention only; `cuda_bench attention B S HQ HKV D`: of one shape.
+int main(int argc, char** argv) {
+  if (argc == 7) {
+    const auto n = [argv](int i) { return static_cast<int64_t>(std::atoll(argv[i])); };
+    soup::kernels::Attention(n(2), n(3), n(4), n(5), n(6));
+    return 0;
+  }
+  return soup::kernels::Main(argc > 1 && std::string(argv[1]) == "attention");
+}

@@ -158,7 +158,7 @@ class CudaDevice : public TestDevice {
   }
   void Run(const AdamWArgs& a) override { Check(cuda::AdamW(a, nullptr), "AdamW"); }
 
- private:
+ protected:
   template <typename Args>
   static cuda::AttentionVariant Variant(const Args& a) {
     return {static_cast<int32_t>(a.window), a.soft_cap};

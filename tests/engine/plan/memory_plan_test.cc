@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "engine/plan/job_plan.h"
+#include "engine/plan/pass_buffers.h"
 #include "tests/support/seeded_rng.h"
 
 namespace soup::engine {
@@ -127,6 +128,45 @@ TEST(MemoryPlan, IsTightAndGrowsWithEveryDial) {
     EXPECT_GT(Bytes(format, jobs, wide), exact) << "slots";
     ++wide.resident_layers;
     EXPECT_GT(Bytes(format, jobs, wide), exact) << "resident layers";
+  }
+}
+
+// The workspace of an attention library lives in the op that uses it alone, sized by the item.
+TEST(MemoryPlan, AttentionLibraryHasItsWorkspace) {
+  ModelSpec model = Model();
+  model.heads = 32;
+  model.kv_heads = 8;
+  model.head_dim = 128;
+  PassJob job;
+  job.job_id = "a";
+  job.lora.r = 8;
+  job.lora.targets = {Module::kQ};
+  job.numeric.backend = "cuda";
+  job.numeric.head_slice_rows = 64;
+  job.numeric.attention = {"cudnn-9.14.0", {4096, 16384}, {4096, 16384}, int64_t{3} << 30};
+  Placement p;
+  p.slots = static_cast<int32_t>(model.layers);
+  for (const int64_t tokens : {1024, 4096, 16384}) {
+    job.items = {{tokens, 1, true}};
+    const auto plan = PlanMemory(model, BaseFormat::kBf16, {job}, p);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    CheckLayout(plan->arena);
+    int64_t bytes = 0;
+    for (const BufferPlacement& b : plan->arena.buffers) {
+      if (b.name.find(kBackwardAttentionLibrary) == std::string::npos) continue;
+      EXPECT_EQ(b.first, b.last);
+      bytes = std::max(bytes, b.bytes);
+    }
+    EXPECT_EQ(bytes,
+              AttentionWorkspaceBytes(tokens, AttentionWidthsOf(model), job.numeric.attention));
+    EXPECT_EQ(bytes > 0, tokens >= 4096) << tokens;
+    // A score item has no backward.
+    job.items[0].train = false;
+    const auto score = PlanMemory(model, BaseFormat::kBf16, {job}, p);
+    ASSERT_TRUE(score.ok());
+    for (const BufferPlacement& b : score->arena.buffers) {
+      EXPECT_EQ(b.name.find(kBackwardAttentionLibrary), std::string::npos);
+    }
   }
 }
 

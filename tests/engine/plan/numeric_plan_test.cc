@@ -115,6 +115,75 @@ TEST(NumericPlan, TextOfAnotherVersionOrShapeIsRefused) {
   EXPECT_FALSE(NumericPlan::FromText(extra).ok());
 }
 
+MachineProfile Cuda() {
+  MachineProfile profile;
+  profile.backend = "cuda";
+  profile.blas_core = "sm_90, 132 SMs, cuBLASLt 13.1";
+  profile.device_memory_bytes = 150'754'820'096;
+  profile.attention_library = "cudnn-9.14.0";
+  return profile;
+}
+
+JobShape LongShape(std::vector<int32_t> lengths) {
+  JobShape shape = Shape(std::move(lengths));
+  shape.model.hidden = 4096;
+  shape.model.intermediate = 14336;
+  shape.model.heads = 32;
+  shape.model.kv_heads = 8;
+  shape.model.head_dim = 128;
+  return shape;
+}
+
+TEST(NumericPlan, AttentionLibraryIsNamedWhereItTakesASequence) {
+  const auto plan = MakeNumericPlan(LongShape({100, 8000}), Cuda());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->attention.library, "cudnn-9.14.0");
+  EXPECT_TRUE(plan->attention.forward.holds(8000));
+  EXPECT_FALSE(plan->attention.forward.holds(100));
+  EXPECT_TRUE(plan->attention.backward.holds(8000));
+  const auto back = NumericPlan::FromText(plan->ToText());
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->ToText(), plan->ToText());
+  EXPECT_EQ(back->attention.backward, plan->attention.backward);
+
+  // Another version of the library is another plan.
+  MachineProfile newer = Cuda();
+  newer.attention_library = "cudnn-9.19.0";
+  EXPECT_NE(MakeNumericPlan(LongShape({100, 8000}), newer)->ToText(), plan->ToText());
+}
+
+TEST(NumericPlan, OurOwnAttentionOtherwise) {
+  MachineProfile without = Cuda();
+  without.attention_library = "";
+  const auto absent = MakeNumericPlan(LongShape({8000}), without);
+  const auto short_ones = MakeNumericPlan(LongShape({100, 700}), Cuda());
+  const auto cpu = MakeNumericPlan(LongShape({8000}), Cpu());
+  for (const auto* plan : {&absent, &short_ones, &cpu}) {
+    ASSERT_TRUE(plan->ok()) << plan->status();
+    EXPECT_EQ((*plan)->attention.library, "");
+  }
+  EXPECT_THAT(absent->ToText(), HasSubstr("\"attention\":\"own\""));
+  // A CPU plan has no such key, and none is taken.
+  EXPECT_EQ(cpu->ToText().find("attention"), std::string::npos);
+  std::string extra = cpu->ToText();
+  extra.insert(1, "\"attention\":\"own\",");
+  EXPECT_FALSE(NumericPlan::FromText(extra).ok());
+}
+
+TEST(NumericPlan, AttentionRangesOutOfOrderAreRefused) {
+  const auto plan = MakeNumericPlan(LongShape({8000}), Cuda());
+  ASSERT_TRUE(plan.ok());
+  NumericPlan other = *plan;
+  other.attention.forward.most = 10;
+  EXPECT_FALSE(NumericPlan::FromText(other.ToText()).ok());
+  other = *plan;
+  other.attention.workspace_limit = 0;
+  EXPECT_FALSE(NumericPlan::FromText(other.ToText()).ok());
+  other = *plan;
+  other.attention.library = "";
+  EXPECT_FALSE(NumericPlan::FromText(other.ToText()).ok());
+}
+
 TEST(NumericPlan, Refusals) {
   EXPECT_THAT(std::string(MakeNumericPlan(Shape({}), Cpu()).status().message()),
               HasSubstr("no training record"));

@@ -1,0 +1,92 @@
+// CudaDevice with attention by cuDNN, every sequence of every length. Cases whose shapes it does
+// not take, and machines without the library, set unsupported().
+#ifndef SOUP_TESTS_KERNELS_CUDNN_DEVICE_H_
+#define SOUP_TESTS_KERNELS_CUDNN_DEVICE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/base/attention_library.h"
+#include "kernels/cuda/cudnn_attention.h"
+#include "tests/kernels/cuda_device.h"
+
+namespace soup::kernels {
+
+class CudnnDevice : public CudaDevice {
+ public:
+  CudnnDevice() : library_(Opened(&error_)) {}
+  bool present() const { return library_ != nullptr; }
+  const std::string& error() const { return error_; }
+  cuda::CudnnAttention* library() const { return library_; }
+
+  using CudaDevice::Run;
+  void Run(const AttentionForwardArgs& a) override {
+    const std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
+    ZeroRows(a.out, cu.back(), a.T, a.Hq * a.D, a.Hq * a.D);
+    for (int64_t s = 0; s < a.S; ++s) {
+      const cuda::CudnnSequence sequence = {cu[s], cu[s + 1] - cu[s]};
+      if (sequence.length == 0) continue;
+      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, 0, sequence.length);
+      int64_t workspace = 0;
+      if (!Prepare(shape, &workspace)) return;
+      Check(library_->Forward(a, shape, sequence), "cuDNN forward");
+    }
+    TransposeLse(a.lse, a.Hq, a.T, cu.back(), /*to_heads_first=*/false);
+  }
+  void Run(const AttentionBackwardArgs& a) override {
+    const std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
+    TransposeLse(const_cast<float*>(a.lse), a.Hq, a.T, a.T, /*to_heads_first=*/true);
+    ZeroRows(a.dq, cu.back(), a.T, a.Hq * a.D, a.grad_row_stride);
+    ZeroRows(a.dk, cu.back(), a.T, a.Hkv * a.D, a.grad_row_stride);
+    ZeroRows(a.dv, cu.back(), a.T, a.Hkv * a.D, a.grad_row_stride);
+    for (int64_t s = 0; s < a.S; ++s) {
+      const cuda::CudnnSequence sequence = {cu[s], cu[s + 1] - cu[s]};
+      if (sequence.length == 0) continue;
+      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, a.grad_row_stride, sequence.length);
+      int64_t workspace = 0;
+      if (!Prepare(shape, &workspace)) return;
+      char* block = static_cast<char*>(Allocate(static_cast<size_t>(workspace) + 256, 16)) + 240;
+      Check(library_->Backward(a, shape, sequence, block, workspace), "cuDNN backward");
+    }
+  }
+
+ private:
+  static cuda::CudnnAttentionShape Shape(int64_t Hq, int64_t Hkv, int64_t D, int64_t row_stride,
+                                         int64_t grad_row_stride, int64_t length) {
+    const int64_t length_class = engine::AttentionLengthClass(length);
+    // One key-value head a backward call, so that the loop over them is met.
+    const int64_t groups = grad_row_stride > 0 ? 1 : 0;
+    return {length_class, length == length_class, Hq, Hkv, D, row_stride, grad_row_stride, groups};
+  }
+  // One for all devices: the first plan of a library takes a second.
+  static cuda::CudnnAttention* Opened(std::string* error) {
+    static std::string why;
+    static const std::unique_ptr<cuda::CudnnAttention> library = [] {
+      const int64_t bytes = cuda::CudnnAttention::ScratchBytes(int64_t{1} << 20);
+      void* scratch = nullptr;
+      Must(cudaMalloc(&scratch, static_cast<size_t>(bytes) + 1), "cudaMalloc");
+      return cuda::CudnnAttention::Create(scratch, bytes, nullptr, &why);
+    }();
+    *error = why;
+    return library.get();
+  }
+  bool Prepare(const cuda::CudnnAttentionShape& shape, int64_t* workspace) {
+    if (library_ != nullptr && library_->Prepare(shape, workspace, &error_)) return true;
+    unsupported_ = "cuDNN: " + error_;
+    return false;
+  }
+  void ZeroRows(void* rows, int64_t first, int64_t T, int64_t width, int64_t stride) {
+    if (first >= T) return;
+    Must(cudaMemset2D(static_cast<char*>(rows) + first * stride * 2, stride * 2, 0, width * 2,
+                      static_cast<size_t>(T - first)),
+         "cudaMemset2D");
+  }
+
+  std::string error_;
+  cuda::CudnnAttention* library_;
+};
+
+}  // namespace soup::kernels
+
+#endif  // SOUP_TESTS_KERNELS_CUDNN_DEVICE_H_

@@ -1,0 +1,143 @@
+// Attention by cuDNN: the shared cases against float64, the same bits on many reruns, and nothing
+// read or written beside a sequence. Skipped without a GPU or the library; SOUP_REQUIRE_GPU=1 makes
+// the first a failure.
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/bf16.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/cudnn_device.h"
+#include "tests/kernels/wrapped_device.h"
+
+namespace soup::kernels {
+namespace {
+
+bool HaveGpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+std::vector<OpCase> AttentionCases() {
+  std::vector<OpCase> cases;
+  AppendAttentionCases(&cases);
+  return cases;
+}
+
+class CudnnOps : public testing::TestWithParam<OpCase> {
+ protected:
+  void SetUp() override {
+    if (!HaveGpu()) {
+      const char* required = std::getenv("SOUP_REQUIRE_GPU");
+      if (required != nullptr && std::strcmp(required, "1") == 0)
+        FAIL() << "SOUP_REQUIRE_GPU=1, but there is no CUDA device";
+      GTEST_SKIP() << "no CUDA device";
+    }
+    if (const CudnnDevice device; !device.present()) GTEST_SKIP() << device.error();
+  }
+};
+
+TEST_P(CudnnOps, MatchesFloat64) {
+  CudnnDevice device;
+  const std::vector<Check> checks = GetParam().run(device, GetParam().seed);
+  ASSERT_EQ(device.failure(), "");
+  if (!device.unsupported().empty()) GTEST_SKIP() << device.unsupported();
+  for (const Check& check : checks) {
+    EXPECT_LE(check.error, check.bound)
+        << GetParam().name << ": " << check.what << ", seed " << GetParam().seed;
+  }
+}
+
+TEST_P(CudnnOps, SameBitsTenTimes) {
+  WrappedDevice first(std::make_unique<CudnnDevice>());
+  GetParam().run(first, GetParam().seed);
+  for (int i = 0; i < 9; ++i) {
+    WrappedDevice again(std::make_unique<CudnnDevice>());
+    GetParam().run(again, GetParam().seed);
+    EXPECT_TRUE(first.downloads() == again.downloads()) << GetParam().name << ", rerun " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudnnOps, testing::ValuesIn(AttentionCases()),
+                         [](const auto& info) { return info.param.name; });
+
+// A sequence of 300 tokens in the class of 384, in the middle of buffers that are NaN everywhere
+// else: a read outside would show in the results, a write outside in the rest.
+class CudnnBounds : public CudnnOps {};
+
+TEST_F(CudnnBounds, NothingBesideTheSequenceIsReadOrWritten) {
+  constexpr int64_t kHq = 4, kHkv = 2, kD = 64, kFirst = 100, kLength = 300, kRows = 400;
+  constexpr int64_t kStride = (kHq + 2 * kHkv) * kD, kOut = kHq * kD;
+  CudnnDevice device;
+  const uint16_t nan = 0x7fc0;
+  const auto rows = [&](int64_t stride, bool fill) {
+    std::vector<uint16_t> v(kRows * stride, nan);
+    uint32_t state = 12345;
+    for (int64_t i = kFirst * stride; fill && i < (kFirst + kLength) * stride; ++i) {
+      state = state * 1664525u + 1013904223u;
+      v[i] = F32ToBf16(static_cast<float>(state >> 8) / (1 << 23) - 1.f);
+    }
+    return v;
+  };
+  const DeviceArray<uint16_t> qkv(device, rows(kStride, true)), out(device, rows(kOut, false)),
+      dout(device, rows(kOut, true)), grad(device, rows(kStride, false));
+  const DeviceArray<float> lse(device, std::vector<float>(kRows * kHq, NAN));
+  const cuda::CudnnAttentionShape shape = {384, false, kHq, kHkv, kD, kStride, kStride, 1};
+  std::string error;
+  int64_t workspace = 0;
+  cuda::CudnnAttention* const library = device.library();
+  ASSERT_TRUE(library->Prepare(shape, &workspace, &error)) << error;
+  void* block = static_cast<char*>(device.Allocate(workspace + 256, 16)) + 240;
+  AttentionForwardArgs f{};
+  f.q = qkv.data();
+  f.k = qkv.data() + kHq * kD;
+  f.v = qkv.data() + (kHq + kHkv) * kD;
+  f.row_stride = kStride;
+  f.out = out.data();
+  f.lse = lse.data();
+  f.T = kRows;
+  f.scale = 0.125f;
+  AttentionBackwardArgs b{};
+  b.q = f.q;
+  b.k = f.k;
+  b.v = f.v;
+  b.row_stride = b.grad_row_stride = kStride;
+  b.out = out.data();
+  b.dout = dout.data();
+  b.lse = lse.data();
+  b.dq = grad.data();
+  b.dk = grad.data() + kHq * kD;
+  b.dv = grad.data() + (kHq + kHkv) * kD;
+  b.T = kRows;
+  b.scale = f.scale;
+  ASSERT_EQ(library->Forward(f, shape, {kFirst, kLength}), cudaSuccess) << library->last_error();
+  ASSERT_EQ(library->Backward(b, shape, {kFirst, kLength}, block, workspace), cudaSuccess)
+      << library->last_error();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const auto check = [&](const uint16_t* data, int64_t stride, const char* what) {
+    std::vector<uint16_t> v(kRows * stride);
+    device.Download(v.data(), data, v.size() * 2);
+    int64_t written = 0, poisoned = 0;
+    for (int64_t i = 0; i < kRows * stride; ++i) {
+      const bool inside = i >= kFirst * stride && i < (kFirst + kLength) * stride;
+      if (inside && std::isnan(Bf16ToF32(v[i]))) ++poisoned;
+      if (!inside && v[i] != nan) ++written;
+    }
+    EXPECT_EQ(written, 0) << what << ": elements written beside the sequence";
+    EXPECT_EQ(poisoned, 0) << what << ": elements made of what lies beside the sequence";
+  };
+  check(out.data(), kOut, "out");
+  check(grad.data(), kStride, "grad");
+  std::vector<float> got(kRows * kHq);
+  device.Download(got.data(), lse.data(), got.size() * sizeof(float));
+  for (int64_t i = 0; i < kRows * kHq; ++i) {
+    const int64_t t = i % kRows;
+    EXPECT_EQ(std::isnan(got[i]), t < kFirst || t >= kFirst + kLength) << i;
+  }
+}
+
+}  // namespace
+}  // namespace soup::kernels
