@@ -51,7 +51,7 @@ struct AttentionScratch {
 struct AttentionPreparation {
   int64_t length_class = 0;
   bool exact = false;  // of just that length
-  int64_t heads = 0, kv_heads = 0, head_dim = 0, row_stride = 0, grad_row_stride = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, row_stride = 0;
   int64_t groups = 0;
   int64_t workspace_bytes = 0;
 };

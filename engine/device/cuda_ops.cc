@@ -65,7 +65,6 @@ cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionBackwardArgs& a, int64
           a.Hkv,
           a.D,
           a.row_stride,
-          a.grad_row_stride,
           AttentionGroups(length, {a.Hq, a.Hkv, a.D}, a.library.workspace_limit)};
 }
 
@@ -169,9 +168,9 @@ absl::Status CudaOps::PrepareAttention(absl::string_view library,
   for (const AttentionPreparation& p : sequences) {
     int64_t workspace = 0;
     std::string error;
-    if (!cudnn_->Prepare({p.length_class, p.exact, p.heads, p.kv_heads, p.head_dim, p.row_stride,
-                          p.grad_row_stride, p.groups},
-                         &workspace, &error)) {
+    if (!cudnn_->Prepare(
+            {p.length_class, p.exact, p.heads, p.kv_heads, p.head_dim, p.row_stride, p.groups},
+            &workspace, &error)) {
       return absl::InternalError(absl::StrCat(library, " refuses attention over ", p.length_class,
                                               " tokens, ", p.heads, "/", p.kv_heads, " heads of ",
                                               p.head_dim, ": ", error));

@@ -486,7 +486,7 @@ absl::StatusOr<bool> Measurer::UseLibrary(int64_t tokens, AttentionCase& c) {
   p.heads = w_.heads;
   p.kv_heads = w_.kv_heads;
   p.head_dim = w_.head_dim;
-  p.row_stride = p.grad_row_stride = nq();
+  p.row_stride = nq();
   if (share.backward.holds(tokens)) {
     p.groups = AttentionGroups(tokens, widths, share.workspace_limit);
     p.workspace_bytes = p.groups * AttentionGroupBytes(p.length_class, widths);

@@ -120,8 +120,11 @@ bool Sane(const AttentionShare& a) {
 // Sequences that the library would take, if any: without one the plan does not name it.
 AttentionShare ChooseAttention(const JobShape& shape, const MachineProfile& profile,
                                int64_t item_tokens) {
-  // Windows and soft caps are our own kernels'.
-  if (shape.model.attention_soft_cap != 0) return AttentionShare();
+  // Windows, soft caps, and rows that are longer than those of their gradients are our own
+  // kernels'.
+  if (shape.model.attention_soft_cap != 0 || shape.model.qkv_row() != shape.model.qkv_width()) {
+    return AttentionShare();
+  }
   for (int64_t l = 0; l < shape.model.layers; ++l) {
     if (shape.model.kind(l).window != 0) return AttentionShare();
   }

@@ -33,8 +33,7 @@ absl::Status Trainer::Rep::PrepareAttention(const JobSetup& setup) {
     p.heads = m.heads;
     p.kv_heads = m.kv_heads;
     p.head_dim = m.head_dim;
-    p.row_stride = m.qkv_row();
-    p.grad_row_stride = m.qkv_width();
+    p.row_stride = m.qkv_width();
     if (share.backward.holds(length)) {
       p.groups = AttentionGroups(length, widths, share.workspace_limit);
       p.workspace_bytes = p.groups * AttentionGroupBytes(p.length_class, widths);

@@ -1,5 +1,6 @@
 #include "kernels/cuda/cudnn_attention.h"
 
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -39,7 +40,6 @@ class AttentionGraph {
         d_(shape.D),
         qkv_(shape.row_stride),
         out_(shape.Hq * shape.D),
-        grad_(shape.grad_row_stride),
         exact_(shape.exact) {
     if (exact_) return;
     offsets_qkv_ = Offsets();
@@ -68,10 +68,9 @@ class AttentionGraph {
     return Build(plan, error);
   }
 
-  // Bound in order: (as above, and offsets of gradients) scale, masked, one, q, k, v, out, dout,
+  // Bound in order: (the same) scale, masked, one, q, k, v, out, dout,
   // lse, dq, dk, dv.
   bool Backward(Plan* plan, std::string* error) {
-    if (!exact_) offsets_grad_ = Offsets();
     const CudnnTensor scale = Bound(graph_.Scalar());
     const CudnnTensor masked = Bound(graph_.Scalar());
     const CudnnTensor one = Bound(graph_.Scalar());
@@ -79,8 +78,8 @@ class AttentionGraph {
     const CudnnTensor vt = RowsTransposed(qkv_), out = Rows(hq_, out_, OffsetsOut());
     const CudnnTensor dout = Rows(hq_, out_, OffsetsOut());
     const CudnnTensor lse = Bound(graph_.Real(RowDims(), CUDNN_DATA_FLOAT));
-    const CudnnTensor dq = Rows(hq_, grad_, OffsetsGrad()), dk = Rows(hk_, grad_, OffsetsGrad());
-    const CudnnTensor dv = Rows(hk_, grad_, OffsetsGrad());
+    const CudnnTensor dq = Rows(hq_, qkv_, OffsetsQkv()), dk = Rows(hk_, qkv_, OffsetsQkv());
+    const CudnnTensor dv = Rows(hk_, qkv_, OffsetsQkv());
 
     // delta = rowsum(dout * out)
     const CudnnTensor products = graph_.Virtual(RowsDims(hq_, hq_ * d_), CUDNN_DATA_FLOAT);
@@ -123,7 +122,6 @@ class AttentionGraph {
   }
   const CudnnTensor* OffsetsQkv() const { return exact_ ? nullptr : &offsets_qkv_; }
   const CudnnTensor* OffsetsOut() const { return exact_ ? nullptr : &offsets_out_; }
-  const CudnnTensor* OffsetsGrad() const { return exact_ ? nullptr : &offsets_grad_; }
   const CudnnTensor* Length() const { return exact_ ? nullptr : &length_; }
   CudnnTensor Offsets() {
     return Bound(graph_.Real({{2, 1, 1, 1}, {1, 1, 1, 1}}, CUDNN_DATA_INT32));
@@ -200,9 +198,9 @@ class AttentionGraph {
   }
 
   CudnnGraph graph_;
-  const int64_t hk_, hq_, s_, d_, qkv_, out_, grad_;
+  const int64_t hk_, hq_, s_, d_, qkv_, out_;
   const bool exact_;
-  CudnnTensor offsets_qkv_, offsets_out_, offsets_grad_, length_;
+  CudnnTensor offsets_qkv_, offsets_out_, length_;
   std::vector<int64_t> ids_;
 };
 
@@ -265,7 +263,7 @@ class Library final : public CudnnAttention {
     if (status != cudaSuccess) return status;
     float scale = a.scale, masked = kMasked;
     const int64_t at = s.first * a.row_stride;
-    status = Run(shape, false, *plan,
+    status = Run(shape, *plan,
                  {&scale, &masked, Bf16(a.q, at), Bf16(a.k, at), Bf16(a.v, at),
                   Bf16(a.out, s.first * shape.Hq * shape.D), rows()},
                  forward_workspace(shape));
@@ -277,7 +275,7 @@ class Library final : public CudnnAttention {
                        const CudnnSequence& s, void* workspace, int64_t workspace_bytes) override {
     const Plan* plan = Find(shape, false);
     if (plan == nullptr) return cudaErrorNotReady;
-    if (plan->workspace_bytes > workspace_bytes || a.grad_row_stride != shape.grad_row_stride) {
+    if (plan->workspace_bytes > workspace_bytes || a.grad_row_stride != a.row_stride) {
       return cudaErrorInvalidValue;
     }
     cudaError_t status = WriteLengths(shape, s);
@@ -289,13 +287,11 @@ class Library final : public CudnnAttention {
     for (int64_t kv = 0; kv < shape.Hkv; kv += shape.groups) {
       const int64_t q = s.first * a.row_stride + kv * per_kv * shape.D;
       const int64_t k = s.first * a.row_stride + kv * shape.D;
-      const int64_t dq = s.first * a.grad_row_stride + kv * per_kv * shape.D;
-      const int64_t dk = s.first * a.grad_row_stride + kv * shape.D;
       const int64_t o = s.first * shape.Hq * shape.D + kv * per_kv * shape.D;
-      status = Run(shape, true, *plan,
+      status = Run(shape, *plan,
                    {&scale, &masked, &one, Bf16(a.q, q), Bf16(a.k, k), Bf16(a.v, k), Bf16(a.out, o),
-                    Bf16(a.dout, o), rows() + kv * per_kv * shape.length_class, Bf16(a.dq, dq),
-                    Bf16(a.dk, dk), Bf16(a.dv, dk)},
+                    Bf16(a.dout, o), rows() + kv * per_kv * shape.length_class, Bf16(a.dq, q),
+                    Bf16(a.dk, k), Bf16(a.dv, k)},
                    workspace);
       if (status != cudaSuccess) return status;
     }
@@ -305,18 +301,11 @@ class Library final : public CudnnAttention {
   const std::string& last_error() const override { return last_error_; }
 
  private:
-  using Key = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+  using Key = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
   static Key KeyOf(const CudnnAttentionShape& s, bool forward) {
-    return {forward,
-            s.exact,
-            s.length_class,
-            s.Hq,
-            s.Hkv,
-            s.D,
-            s.row_stride,
-            forward ? 0 : s.grad_row_stride,
-            forward ? s.Hkv : s.groups};
+    return {forward, s.exact, s.length_class, s.Hq,
+            s.Hkv,   s.D,     s.row_stride,   forward ? s.Hkv : s.groups};
   }
   const Plan* Find(const CudnnAttentionShape& shape, bool forward) const {
     const auto it = plans_.find(KeyOf(shape, forward));
@@ -345,8 +334,7 @@ class Library final : public CudnnAttention {
       return cudaErrorInvalidValue;
     }
     if (shape.exact) return cudaSuccess;
-    return WriteCudnnLengths(scratch_, s.length, shape.row_stride, shape.Hq * shape.D,
-                             shape.grad_row_stride, stream_);
+    return WriteCudnnLengths(scratch_, s.length, shape.row_stride, shape.Hq * shape.D, stream_);
   }
   cudaError_t CopyRows(float* to, int64_t to_stride, const float* from, int64_t from_stride,
                        int64_t rows, int64_t width) {
@@ -355,13 +343,12 @@ class Library final : public CudnnAttention {
                              static_cast<size_t>(rows), cudaMemcpyDeviceToDevice, stream_);
   }
 
-  cudaError_t Run(const CudnnAttentionShape& shape, bool backward, const Plan& plan,
-                  std::vector<void*> pointers, void* workspace) {
+  cudaError_t Run(const CudnnAttentionShape& shape, const Plan& plan, std::vector<void*> pointers,
+                  void* workspace) {
     if (!shape.exact) {
-      std::vector<void*> lengths = {scratch_ + kCudnnOffsetsQkv, scratch_ + kCudnnOffsetsOut,
-                                    scratch_ + kCudnnLength};
-      if (backward) lengths.push_back(scratch_ + kCudnnOffsetsGrad);
-      pointers.insert(pointers.begin(), lengths.begin(), lengths.end());
+      void* const lengths[] = {scratch_ + kCudnnOffsetsQkv, scratch_ + kCudnnOffsetsOut,
+                               scratch_ + kCudnnLength};
+      pointers.insert(pointers.begin(), std::begin(lengths), std::end(lengths));
     }
     cudnnBackendDescriptor_t d = nullptr;
     cudnnStatus_t status = api_->CreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &d);

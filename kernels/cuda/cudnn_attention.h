@@ -28,9 +28,8 @@ struct CudnnAttentionShape {
   int64_t length_class = 0;  // tokens
   bool exact = false;        // for sequences of just that length
   int64_t Hq = 0, Hkv = 0, D = 0;
-  int64_t row_stride = 0;       // of q, k, v
-  int64_t grad_row_stride = 0;  // of dq, dk, dv; the forward does not look at it, nor at groups
-  int64_t groups = 0;           // key-value heads a backward call; divides Hkv
+  int64_t row_stride = 0;  // of q, k, v and of dq, dk, dv
+  int64_t groups = 0;      // key-value heads a backward call; divides Hkv
 };
 
 // Where in a packed micro-batch a sequence lies.

@@ -5,29 +5,25 @@
 namespace soup::kernels::cuda {
 namespace {
 
-// One thread: seven words.
-__global__ void WriteKernel(int32_t* block, int32_t length, int32_t qkv_end, int32_t out_end,
-                            int32_t grad_end) {
+// One thread: five words.
+__global__ void WriteKernel(int32_t* block, int32_t length, int32_t qkv_end, int32_t out_end) {
   block[kCudnnOffsetsQkv / 4] = 0;
   block[kCudnnOffsetsQkv / 4 + 1] = qkv_end;
   block[kCudnnOffsetsOut / 4] = 0;
   block[kCudnnOffsetsOut / 4 + 1] = out_end;
   block[kCudnnLength / 4] = length;
-  block[kCudnnOffsetsGrad / 4] = 0;
-  block[kCudnnOffsetsGrad / 4 + 1] = grad_end;
 }
 
 }  // namespace
 
 cudaError_t WriteCudnnLengths(void* block, int64_t length, int64_t row_stride, int64_t out_stride,
-                              int64_t grad_stride, cudaStream_t stream) {
-  if (length * std::max({row_stride, out_stride, grad_stride}) > INT32_MAX) {
+                              cudaStream_t stream) {
+  if (length * std::max(row_stride, out_stride) > INT32_MAX) {
     return cudaErrorInvalidValue;
   }
   WriteKernel<<<1, 1, 0, stream>>>(static_cast<int32_t*>(block), static_cast<int32_t>(length),
                                    static_cast<int32_t>(length * row_stride),
-                                   static_cast<int32_t>(length * out_stride),
-                                   static_cast<int32_t>(length * grad_stride));
+                                   static_cast<int32_t>(length * out_stride));
   return cudaGetLastError();
 }
 

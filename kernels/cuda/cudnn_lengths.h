@@ -9,16 +9,14 @@
 
 namespace soup::kernels::cuda {
 
-// Byte offsets in the block, int32 each: {0, length * stride} of q, k, v, of out and of the
-// gradients; length.
+// Byte offsets in the block, int32 each: {0, length * stride} of q, k, v and of out; length.
 inline constexpr int64_t kCudnnOffsetsQkv = 0;
 inline constexpr int64_t kCudnnOffsetsOut = 16;
 inline constexpr int64_t kCudnnLength = 32;
-inline constexpr int64_t kCudnnOffsetsGrad = 48;
 
 // Strides in elements; their products with the length must be under 2^31: cudaErrorInvalidValue.
 cudaError_t WriteCudnnLengths(void* block, int64_t length, int64_t row_stride, int64_t out_stride,
-                              int64_t grad_stride, cudaStream_t stream);
+                              cudaStream_t stream);
 
 }  // namespace soup::kernels::cuda
 

@@ -143,14 +143,8 @@ void CudnnRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, i
   const int64_t created = FreeMiB();
   for (int64_t groups = 1; groups <= f.Hkv; groups *= 2) {
     if (f.Hkv % groups != 0) continue;
-    const cuda::CudnnAttentionShape shape = {engine::AttentionLengthClass(length),
-                                             exact,
-                                             f.Hq,
-                                             f.Hkv,
-                                             f.D,
-                                             f.row_stride,
-                                             b.grad_row_stride,
-                                             groups};
+    const cuda::CudnnAttentionShape shape = {
+        engine::AttentionLengthClass(length), exact, f.Hq, f.Hkv, f.D, f.row_stride, groups};
     int64_t bytes = 0;
     const auto start = std::chrono::steady_clock::now();
     if (!library->Prepare(shape, &bytes, &error)) {

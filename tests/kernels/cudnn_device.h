@@ -27,7 +27,7 @@ class CudnnDevice : public CudaDevice {
     for (int64_t s = 0; s < a.S; ++s) {
       const cuda::CudnnSequence sequence = {cu[s], cu[s + 1] - cu[s]};
       if (sequence.length == 0) continue;
-      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, 0, sequence.length);
+      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, sequence.length);
       int64_t workspace = 0;
       if (!Prepare(shape, &workspace)) return;
       Check(library_->Forward(a, shape, sequence), "cuDNN forward");
@@ -43,7 +43,7 @@ class CudnnDevice : public CudaDevice {
     for (int64_t s = 0; s < a.S; ++s) {
       const cuda::CudnnSequence sequence = {cu[s], cu[s + 1] - cu[s]};
       if (sequence.length == 0) continue;
-      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, a.grad_row_stride, sequence.length);
+      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, sequence.length);
       int64_t workspace = 0;
       if (!Prepare(shape, &workspace)) return;
       char* block = static_cast<char*>(Allocate(static_cast<size_t>(workspace) + 256, 16)) + 240;
@@ -53,11 +53,10 @@ class CudnnDevice : public CudaDevice {
 
  private:
   static cuda::CudnnAttentionShape Shape(int64_t Hq, int64_t Hkv, int64_t D, int64_t row_stride,
-                                         int64_t grad_row_stride, int64_t length) {
+                                         int64_t length) {
     const int64_t length_class = engine::AttentionLengthClass(length);
     // One key-value head a backward call, so that the loop over them is met.
-    const int64_t groups = grad_row_stride > 0 ? 1 : 0;
-    return {length_class, length == length_class, Hq, Hkv, D, row_stride, grad_row_stride, groups};
+    return {length_class, length == length_class, Hq, Hkv, D, row_stride, 1};
   }
   // One for all devices: the first plan of a library takes a second.
   static cuda::CudnnAttention* Opened(std::string* error) {

@@ -85,7 +85,7 @@ TEST_F(CudnnBounds, NothingBesideTheSequenceIsReadOrWritten) {
   const DeviceArray<uint16_t> qkv(device, rows(kStride, true)), out(device, rows(kOut, false)),
       dout(device, rows(kOut, true)), grad(device, rows(kStride, false));
   const DeviceArray<float> lse(device, std::vector<float>(kRows * kHq, NAN));
-  const cuda::CudnnAttentionShape shape = {384, false, kHq, kHkv, kD, kStride, kStride, 1};
+  const cuda::CudnnAttentionShape shape = {384, false, kHq, kHkv, kD, kStride, 1};
   std::string error;
   int64_t workspace = 0;
   cuda::CudnnAttention* const library = device.library();
