@@ -128,6 +128,7 @@ std::string ToJson(const Report& report) {
                     {"device_memory_bytes", p.device_memory_bytes},
                     {"overhead_bytes", p.overhead_bytes},
                     {"library", p.blas_core},
+                    {"attention_library", p.attention_library},
                     {"cpu_threads", p.cpu_threads},
                     {"host_threads", report.host_threads}};
   out["ceilings"] = Ceilings(p);

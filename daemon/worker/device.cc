@@ -41,7 +41,7 @@ std::string CpuName() {
 bool SameMachine(const MachineProfile& a, const MachineProfile& b) {
   return a.backend == b.backend && a.device_name == b.device_name &&
          a.device_memory_bytes == b.device_memory_bytes && a.blas_core == b.blas_core &&
-         a.cpu_threads == b.cpu_threads;
+         a.cpu_threads == b.cpu_threads && a.attention_library == b.attention_library;
 }
 
 // "NVIDIA H200", "sm_90, 132 SMs, …" -> nvidia-h200-sm-90-132-sms-….

@@ -133,19 +133,19 @@ AttentionShare ChooseAttention(const JobShape& shape, const MachineProfile& prof
                            AttentionWidthsOf(shape.model));
   const AttentionWidths widths = AttentionWidthsOf(shape.model);
   const auto forward = [&](int32_t n) { return LibraryTakesForward(n, share.forward); };
-  const auto backward = [&](int32_t n) {
-    return share.backward.holds(n) && AttentionGroups(n, widths, share.workspace_limit) > 0;
+  const auto any = [&](const std::vector<int32_t>& lengths) {
+    return std::any_of(lengths.begin(), lengths.end(), forward);
   };
-  const auto any = [](const std::vector<int32_t>& lengths, const auto& takes) {
-    return std::any_of(lengths.begin(), lengths.end(), takes);
-  };
-  if (!any(shape.lengths, forward) && !any(shape.validation_lengths, forward)) {
-    return AttentionShare();
+  if (!any(shape.lengths) && !any(shape.validation_lengths)) return AttentionShare();
+  // The limit becomes what the job's own records take under it: other lengths need no room.
+  int64_t taken = 0;
+  for (const int32_t n : shape.lengths) {
+    if (!share.backward.holds(n)) continue;
+    taken = std::max(taken, AttentionGroups(n, widths, share.workspace_limit) *
+                                AttentionGroupBytes(AttentionLengthClass(n), widths));
   }
-  if (!any(shape.lengths, backward)) {
-    share.backward = TokenRange();
-    share.workspace_limit = 0;
-  }
+  share.workspace_limit = taken;
+  if (taken == 0) share.backward = TokenRange();
   return share;
 }
 

@@ -141,6 +141,13 @@ TEST(NumericPlan, AttentionLibraryIsNamedWhereItTakesASequence) {
   EXPECT_TRUE(plan->attention.forward.holds(8000));
   EXPECT_FALSE(plan->attention.forward.holds(100));
   EXPECT_TRUE(plan->attention.backward.holds(8000));
+  // No more room than its own records take.
+  const AttentionWidths widths = {32, 8, 128};
+  EXPECT_EQ(plan->attention.workspace_limit,
+            AttentionGroups(8000, widths, plan->attention.workspace_limit) *
+                AttentionGroupBytes(AttentionLengthClass(8000), widths));
+  EXPECT_EQ(AttentionWorkspaceBytes(8192, widths, plan->attention),
+            plan->attention.workspace_limit);
   const auto back = NumericPlan::FromText(plan->ToText());
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->ToText(), plan->ToText());
