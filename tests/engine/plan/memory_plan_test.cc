@@ -150,7 +150,7 @@ TEST(MemoryPlan, AttentionLibraryHasItsWorkspace) {
     job.items = {{tokens, 1, true}};
     const auto plan = PlanMemory(model, BaseFormat::kBf16, {job}, p);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    CheckLayout(plan->arena);
+    CheckLayout(plan->arena, true);
     int64_t bytes = 0;
     for (const BufferPlacement& b : plan->arena.buffers) {
       if (b.name.find(kBackwardAttentionLibrary) == std::string::npos) continue;
