@@ -173,7 +173,9 @@ absl::Status CudaOps::PrepareAttention(absl::string_view library,
             &workspace, &error)) {
       return absl::InternalError(absl::StrCat(library, " refuses attention over ", p.length_class,
                                               " tokens, ", p.heads, "/", p.kv_heads, " heads of ",
-                                              p.head_dim, ": ", error));
+                                              p.head_dim, ": ", error,
+                                              "; without it on the library path jobs are planned "
+                                              "for our own kernels"));
     }
     if (workspace > p.workspace_bytes) {
       return absl::InternalError(

@@ -14,6 +14,7 @@ namespace {
 
 // The library makes plans for more, whose results are not attention's (9.14, backward, 256).
 constexpr int64_t kMostHeadDim = 128;
+constexpr size_t kOldestVersion = 91400;
 constexpr int64_t kLengthBytes = 256;
 constexpr int64_t kForwardWorkspaceBytes = int64_t{1} << 20;
 // What a masked score becomes: exp of it is 0 after any row's statistics are taken off.
@@ -68,8 +69,7 @@ class AttentionGraph {
     return Build(plan, error);
   }
 
-  // Bound in order: (the same) scale, masked, one, q, k, v, out, dout,
-  // lse, dq, dk, dv.
+  // Bound in order: (the same) scale, masked, one, q, k, v, out, dout, lse, dq, dk, dv.
   bool Backward(Plan* plan, std::string* error) {
     const CudnnTensor scale = Bound(graph_.Scalar());
     const CudnnTensor masked = Bound(graph_.Scalar());
@@ -217,6 +217,10 @@ class Library final : public CudnnAttention {
   }
 
   bool Start(std::string* error) {
+    if (api_->GetVersion() < kOldestVersion) {
+      *error = "cuDNN " + version() + " is older than 9.14, the first that was tried";
+      return false;
+    }
     if (api_->Create(&handle_) == CUDNN_STATUS_SUCCESS &&
         api_->SetStream(handle_, stream_) == CUDNN_STATUS_SUCCESS) {
       return true;
