@@ -7,8 +7,8 @@ namespace {
 constexpr int64_t kLeastForward = 2048;
 constexpr int64_t kLeastBackward = 2048;
 constexpr int64_t kHeadDim = 128;
-// Workspace of the backward: about three times an item's gate and up of an 8B decoder, whose place it
-// takes (they are not live when it is), and a small part of the card.
+// Workspace of the backward: about three times an item's gate and up of an 8B decoder, whose place
+// it takes (they are not live when it is), and a small part of the card.
 constexpr int64_t kWorkspaceBytesAToken = 176 << 10;
 constexpr int64_t kPartOfDevice = 48;
 

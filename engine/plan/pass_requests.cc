@@ -131,9 +131,9 @@ class Planner {
       largest_.dropped = std::max(largest_.dropped, t * widest);
       largest_.train_tokens = std::max(largest_.train_tokens, t);
       largest_.train_rank = std::max(largest_.train_rank, r);
-      largest_.attention_workspace = std::max(
-          largest_.attention_workspace,
-          AttentionWorkspaceBytes(t, AttentionWidthsOf(model_), job.numeric.attention));
+      largest_.attention_workspace =
+          std::max(largest_.attention_workspace,
+                   AttentionWorkspaceBytes(t, AttentionWidthsOf(model_), job.numeric.attention));
       largest_.mlp_low_rank = std::max(largest_.mlp_low_rank, t * ClassColumns(job.lora, true));
       if (Targets(job.lora, Module::kDown)) {
         largest_.down_tokens = std::max(largest_.down_tokens, t);
