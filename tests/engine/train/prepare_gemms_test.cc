@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/forwarding_backend.h"
 #include "engine/device/cpu_backend.h"
+#include "engine/model/layer_layout.h"
 #include "tests/engine/train/trainer_fixture.h"
 #include "tests/support/temp_dir.h"
 
@@ -71,8 +72,8 @@ struct StrictEngine {
   StrictBackend backend{cpu.get()};
   std::unique_ptr<Trainer> trainer;
 
-  explicit StrictEngine(BaseFormat format = BaseFormat::kBf16) {
-    auto made = Trainer::Create(&backend, TinyBase(format));
+  explicit StrictEngine(BaseFormat format = BaseFormat::kBf16, const std::string& model = "llama") {
+    auto made = Trainer::Create(&backend, TinyBase(format, 0, model));
     EXPECT_TRUE(made.ok()) << made.status();
     trainer = *std::move(made);
   }
@@ -110,6 +111,21 @@ TEST(PrepareGemms, KnowsEveryProductOfARun) {
       EXPECT_EQ(e.backend.unknown(), std::vector<std::string>());
       EXPECT_EQ(e.backend.rooms_made(), 0);
     }
+  }
+}
+
+// Fused projections, biases, output norms; experts, whose row counts only a run tells.
+TEST(PrepareGemms, KnowsEveryFamily) {
+  for (const char* model : {"qwen2", "phi3", "gemma2", "qwen3_moe", "mixtral"}) {
+    SCOPED_TRACE(model);
+    StrictEngine e(BaseFormat::kBf16, model);
+    RandomJob job = SmallJob();
+    job.model = model;
+    job.targets = AdaptableModules(TinyMemory(BaseFormat::kBf16, model).spec());
+    const auto opened = e.trainer->OpenJob(MakeJob(job));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    RunSteps(*e.trainer, job.id, 1, 2, TwoSlots());
+    EXPECT_EQ(e.backend.unknown(), std::vector<std::string>());
   }
 }
 
