@@ -34,7 +34,7 @@ class TransferTest : public ::testing::Test {
     JobFile job;
     job.spec.mutable_data()->mutable_train()->set_name("train.jsonl");
     job.files.push_back(
-        {LocalFile::Slot::kTrain, folder_ / "train.jsonl", "job.yaml:2:3: data.train"});
+        {LocalFile::Slot::kTrain, -1, folder_ / "train.jsonl", "job.yaml:2:3: data.train"});
     return job;
   }
 
