@@ -1,5 +1,6 @@
 // soup-bench on the CPU backend and a tiny shape: what its rows say, and what it refuses.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -57,7 +58,8 @@ struct Ran {
 };
 
 Ran RunBench(std::vector<std::string> arguments) {
-  const std::string path = testing::TempDir() + "/soup_bench.json";
+  // Tests run beside each other.
+  const std::string path = testing::TempDir() + "/soup_bench." + std::to_string(getpid()) + ".json";
   std::remove(path.c_str());
   for (const char* a : {"--backend", "cpu", "--threads", "1", "--quick-ceilings", "--base",
                         kTinyConfig, "--steps", "2", "--warmup", "1", "--json", path.c_str()}) {
