@@ -120,6 +120,8 @@ class ReplyStream {
     if (ended_) return Next::kEnd;
     const absl::Time end = absl::Now() + limit;
     for (;;) {
+      // Asked before each reply: a stream that always has one more must not outlast a signal.
+      if (PendingSignal() != 0) return Next::kInterrupted;
       if (!pending_) {
         reader_->Read(&reply_, this);
         pending_ = true;

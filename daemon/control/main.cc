@@ -1,6 +1,8 @@
 // soupd: the composition root. Builds the real clock, store, orchestrator and endpoints, hands them
 // down, and waits for a signal.
+#include <errno.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -46,13 +48,27 @@ void RaiseDescriptorLimit() {
 
 // Signals that end soupd are waited for in main, so every thread is started with them blocked.
 // Workers are spawned with the mask put back (spawn.h).
+pthread_t g_main_thread;
+
+// For threads that block nothing, which libraries start before main does: the signal goes where it
+// is waited for. The main thread itself blocks it, so this never runs there.
+void PassToMainThread(int signal_number) {
+  const int kept = errno;
+  pthread_kill(g_main_thread, signal_number);
+  errno = kept;
+}
+
+// Blocks the signals that stop soupd, for this thread and all that it starts; they are waited for.
 sigset_t BlockSignals() {
+  g_main_thread = pthread_self();
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGHUP);
+  struct sigaction action = {};
+  action.sa_handler = PassToMainThread;
+  action.sa_flags = SA_RESTART;
+  for (const int stops : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, stops);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  for (const int stops : {SIGTERM, SIGINT, SIGHUP}) sigaction(stops, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
   return set;
 }

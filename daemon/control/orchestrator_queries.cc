@@ -366,9 +366,11 @@ void DaemonOrchestrator::PublishCacheMetrics() {
 void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
   const WorkerSupervisor::Info worker = supervisor_->info();
   std::map<std::string, std::vector<std::string>> jobs;
+  bool known = false;  // what the worker said of its device has been taken in
   {
     absl::MutexLock lock(&mu_);
     jobs = jobs_on_base_;
+    known = device_.up;
   }
   soup::v1::Device* device = node->add_devices();
   device->set_index(config_.device);
@@ -398,7 +400,7 @@ void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
   soup::v1::WorkerInfo* info = node->add_workers();
   info->set_pid(worker.pid);
   info->set_state(worker.state);
-  info->set_up(worker.up);
+  info->set_up(worker.up && known);
   info->set_restarts(worker.restarts);
   info->set_device(worker.device);
   info->set_heartbeat_age_ms(worker.heartbeat_age_ms);

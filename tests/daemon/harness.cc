@@ -159,6 +159,11 @@ void Harness::KillSoupd() {
 int Harness::TerminateSoupd() {
   if (pid_ <= 0) return -1;
   ::kill(pid_, SIGTERM);
+  return AwaitSoupd();
+}
+
+int Harness::AwaitSoupd() {
+  if (pid_ <= 0) return -1;
   const ChildEnd end = CollectChild(pid_, absl::Now() + absl::Seconds(60));
   pid_ = 0;
   return end.signal != 0 ? -1 : end.exit_status;

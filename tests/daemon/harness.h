@@ -47,6 +47,7 @@ class Harness {
                                     const std::vector<std::string>& names);
   void KillSoupd();      // SIGKILL, and collected
   int TerminateSoupd();  // SIGTERM; its exit status (-1: had to be killed)
+  int AwaitSoupd();      // after a signal of one's own: its exit status, like TerminateSoupd
   pid_t soupd_pid() const { return pid_; }
   // The worker that is up; waits for one that is not `not_this`.
   pid_t WorkerPid(pid_t not_this = 0);

@@ -5,14 +5,18 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -102,6 +106,36 @@ TEST(SoupdProcess, TellsSystemdThatItIsReadyAliveAndStopping) {
   EXPECT_TRUE(notify.Await("STOPPING=1"));
   EXPECT_EQ(access((h.state_dir() + "/metrics.addr").c_str(), F_OK), -1);
   EXPECT_EQ(access((h.state_dir() + "/soupd.sock").c_str(), F_OK), -1);
+}
+
+// A signal for the process may be given to any thread that does not block it, and the threads that
+// a linear algebra library starts before main block none: without care the default action, death.
+TEST(SoupdProcess, ASignalThatAnyThreadTakesStopsItInOrder) {
+  for (int nth = 0;; ++nth) {
+    Harness h;
+    ASSERT_TRUE(h.Start().ok());
+    std::vector<pid_t> open;  // threads that would take SIGTERM
+    for (const auto& entry :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", h.soupd_pid(), "/task"))) {
+      std::ifstream status(entry.path() / "status");
+      std::string word;
+      uint64_t blocked = 0;
+      while (status >> word) {
+        if (word == "SigBlk:") status >> std::hex >> blocked;
+      }
+      if ((blocked >> (SIGTERM - 1) & 1) == 0)
+        open.push_back(std::stoi(entry.path().filename().string()));
+    }
+    if (nth >= static_cast<int>(open.size())) {
+      if (nth == 0) GTEST_SKIP() << "no thread here but those that block it";
+      break;
+    }
+    std::sort(open.begin(), open.end());
+    ASSERT_EQ(syscall(SYS_tgkill, h.soupd_pid(), open[static_cast<size_t>(nth)], SIGTERM), 0);
+    EXPECT_EQ(h.AwaitSoupd(), 0) << "thread " << open[static_cast<size_t>(nth)];
+    EXPECT_THAT(h.log(), HasSubstr("signal 15: stopping"));
+    EXPECT_EQ(access((h.state_dir() + "/metrics.addr").c_str(), F_OK), -1);
+  }
 }
 
 TEST(SoupdProcess, ASecondSoupdOnTheStateDirectoryIsRefused) {
