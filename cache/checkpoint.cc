@@ -94,7 +94,7 @@ class GgufCheckpoint : public Checkpoint {
       const engine::GgmlTypeInfo& type = engine::TypeInfo(w.tensor->type);
       weights_.push_back({w.name, w.shape, type.name, /*readable=*/true,
                           w.tensor->type == engine::GgmlType::kBF16, path});
-      total_bytes_ += w.tensor->bytes;
+      if (w.first == 0) total_bytes_ += w.tensor->bytes;  // once for all of its experts
     }
     SortWeights();
     return absl::OkStatus();

@@ -1,67 +1,21 @@
 #include "engine/io/gguf_config.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "engine/base/status_macros.h"
+#include "engine/io/gguf_rope.h"
 
 namespace soup::engine {
 namespace {
 
-using Part = GgufArchitecture::Part;
+constexpr int64_t kMaxExperts = 4096;
 
-constexpr Part kLlama[] = {
-    {"attn_norm.weight", "input_layernorm.weight"},
-    {"attn_q.weight", "self_attn.q_proj.weight"},
-    {"attn_k.weight", "self_attn.k_proj.weight"},
-    {"attn_v.weight", "self_attn.v_proj.weight"},
-    {"attn_output.weight", "self_attn.o_proj.weight"},
-    {"ffn_norm.weight", "post_attention_layernorm.weight"},
-    {"ffn_gate.weight", "mlp.gate_proj.weight"},
-    {"ffn_up.weight", "mlp.up_proj.weight"},
-    {"ffn_down.weight", "mlp.down_proj.weight"},
-};
-constexpr Part kQwen2[] = {
-    {"attn_norm.weight", "input_layernorm.weight"},
-    {"attn_q.weight", "self_attn.q_proj.weight"},
-    {"attn_q.bias", "self_attn.q_proj.bias"},
-    {"attn_k.weight", "self_attn.k_proj.weight"},
-    {"attn_k.bias", "self_attn.k_proj.bias"},
-    {"attn_v.weight", "self_attn.v_proj.weight"},
-    {"attn_v.bias", "self_attn.v_proj.bias"},
-    {"attn_output.weight", "self_attn.o_proj.weight"},
-    {"ffn_norm.weight", "post_attention_layernorm.weight"},
-    {"ffn_gate.weight", "mlp.gate_proj.weight"},
-    {"ffn_up.weight", "mlp.up_proj.weight"},
-    {"ffn_down.weight", "mlp.down_proj.weight"},
-};
-constexpr Part kQwen3[] = {
-    {"attn_norm.weight", "input_layernorm.weight"},
-    {"attn_q.weight", "self_attn.q_proj.weight"},
-    {"attn_q_norm.weight", "self_attn.q_norm.weight"},
-    {"attn_k.weight", "self_attn.k_proj.weight"},
-    {"attn_k_norm.weight", "self_attn.k_norm.weight"},
-    {"attn_v.weight", "self_attn.v_proj.weight"},
-    {"attn_output.weight", "self_attn.o_proj.weight"},
-    {"ffn_norm.weight", "post_attention_layernorm.weight"},
-    {"ffn_gate.weight", "mlp.gate_proj.weight"},
-    {"ffn_up.weight", "mlp.up_proj.weight"},
-    {"ffn_down.weight", "mlp.down_proj.weight"},
-};
-const GgufArchitecture kArchitectures[] = {
-    {"llama", "llama", "LlamaForCausalLM", true, kLlama},
-    {"qwen2", "qwen2", "Qwen2ForCausalLM", false, kQwen2},
-    {"qwen3", "qwen3", "Qwen3ForCausalLM", false, kQwen3},
-};
-
-// Keys of an architecture that are read below, or that change no result.
+// Keys of every architecture that are read, or that change no result.
 constexpr absl::string_view kKnownKeys[] = {"block_count",
                                             "context_length",
                                             "embedding_length",
@@ -72,59 +26,27 @@ constexpr absl::string_view kKnownKeys[] = {"block_count",
                                             "attention.key_length",
                                             "attention.value_length",
                                             "rope.freq_base",
+                                            "rope.freq_base_swa",
                                             "rope.dimension_count",
+                                            "rope.scaling.type",
+                                            "rope.scaling.factor",
+                                            "rope.scaling.original_context_length",
+                                            "rope.scaling.finetuned",
+                                            "rope.scaling.yarn_beta_fast",
+                                            "rope.scaling.yarn_beta_slow",
                                             "vocab_size",
                                             "tensor_data_layout"};
 
-// Keys that must be absent or have this effect-free value.
+// Keys that must be absent or have this effect-free value, where the architecture doesn't know
+// them.
 constexpr struct {
   absl::string_view key;
   const char* what;
 } kOffKeys[] = {{"expert_count", "experts"},
                 {"expert_used_count", "experts"},
+                {"expert_shared_count", "experts that all tokens take"},
+                {"expert_shared_feed_forward_length", "experts that all tokens take"},
                 {"attention.sliding_window", "a sliding window"}};
-
-// A float of the file as the decimal number that it was written from: 1e-05, not 9.9999997e-06.
-double Decimal(double value) {
-  char buffer[64];
-  const auto [end, error] =
-      std::to_chars(buffer, buffer + sizeof buffer, static_cast<float>(value));
-  *end = '\0';
-  return std::strtod(buffer, nullptr);
-}
-
-// rope_freqs.weight: what llama3's scaling divides each frequency by. The file keeps the result
-// alone; the settings are found again and checked against every one of them.
-absl::StatusOr<nlohmann::json> Llama3Scaling(const GgufFile& file, const GgufTensor& tensor,
-                                             double theta, int64_t head_dim) {
-  if (tensor.shape.size() != 1 || tensor.shape[0] != head_dim / 2)
-    return file.Error("rope_freqs.weight has another length than half of a head");
-  std::vector<float> told(static_cast<size_t>(head_dim / 2));
-  SOUP_RETURN_IF_ERROR(file.Read(tensor, 0, head_dim / 2, told.data()));
-  const double factor = Decimal(*std::max_element(told.begin(), told.end()));
-  constexpr double kLow = 1, kHigh = 4, kOriginal = 8192;
-  for (int64_t i = 0; i < head_dim / 2; ++i) {
-    const double wavelength =
-        2 * M_PI * std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
-    double expected = 1;
-    if (wavelength > kOriginal / kLow) {
-      expected = factor;
-    } else if (wavelength >= kOriginal / kHigh) {
-      const double smooth = (kOriginal / wavelength - kLow) / (kHigh - kLow);
-      expected = 1 / ((1 - smooth) / factor + smooth);
-    }
-    if (!(std::fabs(told[i] - expected) <= 1e-4 * expected)) {
-      return file.Error(
-          "rope_freqs.weight is not what llama3's rope scaling (low_freq_factor 1, "
-          "high_freq_factor 4, 8192 original positions) gives; use the Hugging Face folder");
-    }
-  }
-  return nlohmann::json{{"rope_type", "llama3"},
-                        {"factor", factor},
-                        {"low_freq_factor", kLow},
-                        {"high_freq_factor", kHigh},
-                        {"original_max_position_embeddings", static_cast<int64_t>(kOriginal)}};
-}
 
 // Reads the keys of one architecture.
 class ConfigWriter {
@@ -137,6 +59,11 @@ class ConfigWriter {
     GgufShape out;
     out.architecture = &arch_;
     SOUP_ASSIGN_OR_RETURN(out.layers, Count("block_count"));
+    // Whatever is listed by layer is listed for as many as the file could hold tensors of.
+    if (out.layers > static_cast<int64_t>(file_.tensors().size()))
+      return file_.Error(absl::StrCat("the metadata tells of ", out.layers,
+                                      " layers, but there are ", file_.tensors().size(),
+                                      " tensors"));
     SOUP_ASSIGN_OR_RETURN(out.heads, Count("attention.head_count"));
     out.kv_heads = out.heads;
     if (file_.Has(Key("attention.head_count_kv"))) {
@@ -148,14 +75,13 @@ class ConfigWriter {
     SOUP_ASSIGN_OR_RETURN(const int64_t head_dim, HeadDim(hidden, out.heads));
     SOUP_ASSIGN_OR_RETURN(const double epsilon,
                           file_.Real(Key("attention.layer_norm_rms_epsilon")));
-    SOUP_ASSIGN_OR_RETURN(const double theta, file_.RealOr(Key("rope.freq_base"), 10000));
     const GgufTensor* embedding = file_.Find("token_embd.weight");
     if (embedding == nullptr || embedding->shape.size() != 2)
       return file_.Error("there is no matrix token_embd.weight");
     nlohmann::ordered_json config = {
         {"architectures", {arch_.architecture}},
         {"model_type", arch_.model_type},
-        {"hidden_act", "silu"},
+        {arch_.activation_key, arch_.activation},
         {"hidden_size", hidden},
         {"intermediate_size", intermediate},
         {"num_hidden_layers", out.layers},
@@ -164,9 +90,7 @@ class ConfigWriter {
         {"head_dim", head_dim},
         {"vocab_size", embedding->shape[0]},
         {"max_position_embeddings", positions},
-        {"rms_norm_eps", Decimal(epsilon)},
-        {"rope_theta", Decimal(theta)},
-        {"rope_scaling", nullptr},
+        {"rms_norm_eps", DecimalOf(epsilon)},
         {"tie_word_embeddings", file_.Find("output.weight") == nullptr},
         {"torch_dtype", "bfloat16"}};
     for (const char* name : {"bos_token_id", "eos_token_id"}) {
@@ -174,10 +98,10 @@ class ConfigWriter {
       if (!file_.Has(key)) continue;
       SOUP_ASSIGN_OR_RETURN(config[name], file_.Int(key));
     }
-    if (const GgufTensor* freqs = file_.Find("rope_freqs.weight")) {
-      SOUP_ASSIGN_OR_RETURN(config["rope_scaling"],
-                            Llama3Scaling(file_, *freqs, Decimal(theta), head_dim));
-    }
+    SOUP_RETURN_IF_ERROR(AddGgufRope(file_, arch_, head_dim, positions, config));
+    SOUP_RETURN_IF_ERROR(AddWindows(out.layers, config));
+    SOUP_RETURN_IF_ERROR(AddScores(out, hidden, head_dim, config));
+    SOUP_RETURN_IF_ERROR(AddExperts(out, config));
     out.config_json = config.dump(1) + "\n";
     return out;
   }
@@ -189,8 +113,9 @@ class ConfigWriter {
     for (const std::string& key : file_.Keys()) {
       if (!absl::StartsWith(key, prefix_)) continue;
       const absl::string_view name = absl::string_view(key).substr(prefix_.size());
-      if (std::find(std::begin(kKnownKeys), std::end(kKnownKeys), name) != std::end(kKnownKeys))
-        continue;
+      const auto is = [name](absl::string_view known) { return known == name; };
+      if (std::any_of(std::begin(kKnownKeys), std::end(kKnownKeys), is)) continue;
+      if (std::any_of(arch_.keys.begin(), arch_.keys.end(), is)) continue;
       const auto* off = std::find_if(std::begin(kOffKeys), std::end(kOffKeys),
                                      [name](const auto& k) { return k.key == name; });
       if (off != std::end(kOffKeys)) {
@@ -198,13 +123,9 @@ class ConfigWriter {
         if (value.ok() && *value == 0) continue;
         return file_.Error(absl::StrCat(key, " (", off->what, ") is not supported"));
       }
-      if (name == "rope.scaling.type") {
-        const auto type = file_.Text(key);
-        if (type.ok() && *type == "none") continue;
-        return file_.Error(absl::StrCat(key, " is not 'none': no other is supported"));
-      }
       return file_.Error(absl::StrCat("the metadata has ", key.substr(0, 100),
-                                      ", which is not supported for this architecture"));
+                                      ", which is not supported for this architecture; use the "
+                                      "model's Hugging Face folder"));
     }
     return absl::OkStatus();
   }
@@ -217,22 +138,95 @@ class ConfigWriter {
   }
 
   absl::StatusOr<int64_t> HeadDim(int64_t hidden, int64_t heads) const {
+    const bool rotary_tells = !arch_.partial_rotary && file_.Has(Key("rope.dimension_count"));
     int64_t out = hidden / heads;
     if (file_.Has(Key("attention.key_length"))) {
       SOUP_ASSIGN_OR_RETURN(out, Count("attention.key_length"));
-    } else if (file_.Has(Key("rope.dimension_count"))) {
+    } else if (rotary_tells) {
       SOUP_ASSIGN_OR_RETURN(out, Count("rope.dimension_count"));
     }
     for (const char* same : {"attention.value_length", "rope.dimension_count"}) {
-      if (!file_.Has(Key(same))) continue;
+      if (!file_.Has(Key(same)) || (arch_.partial_rotary && same[0] == 'r')) continue;
       SOUP_ASSIGN_OR_RETURN(const int64_t value, Count(same));
       if (value != out) {
         return file_.Error(absl::StrCat(Key(same), " is ", value, ", but a head has ", out,
                                         ": that is not supported"));
       }
     }
-    if (out % 2 != 0) return file_.Error(absl::StrCat("a head of ", out, " is odd"));
+    if (out < 2 || out % 2 != 0)
+      return file_.Error(absl::StrCat("a head of ", out, " is no even number"));
     return out;
+  }
+
+  absl::Status AddWindows(int64_t layers, nlohmann::ordered_json& config) const {
+    if (arch_.windows == GgufWindows::kNone) return absl::OkStatus();
+    const std::string key = Key("attention.sliding_window");
+    if (arch_.windows == GgufWindows::kEveryLayer && !file_.Has(key)) {
+      return file_.Error(absl::StrCat(
+          "the metadata lacks ", key,
+          ", as early conversions do, and models of this family differ in it; convert the model "
+          "again, or use its Hugging Face folder"));
+    }
+    SOUP_ASSIGN_OR_RETURN(const int64_t window, file_.IntOr(key, arch_.window));
+    if (window < 0) return file_.Error(absl::StrCat(key, " is ", window));
+    config["sliding_window"] = nullptr;
+    if (window > 0) config["sliding_window"] = window;
+    if (arch_.windows == GgufWindows::kEveryLayer) return absl::OkStatus();
+    SOUP_ASSIGN_OR_RETURN(const std::vector<bool> sliding, Sliding(layers, window));
+    auto types = nlohmann::ordered_json::array();
+    for (const bool slides : sliding)
+      types.push_back(slides ? "sliding_attention" : "full_attention");
+    config["layer_types"] = std::move(types);
+    return absl::OkStatus();
+  }
+
+  // The pattern's key is a period, or an entry a layer.
+  absl::StatusOr<std::vector<bool>> Sliding(int64_t layers, int64_t window) const {
+    const std::string key = Key("attention.sliding_window_pattern");
+    std::vector<bool> out(static_cast<size_t>(layers), false);
+    if (window == 0) return out;
+    if (const auto* listed = file_.List<int64_t>(key)) {
+      if (static_cast<int64_t>(listed->size()) < layers)
+        return file_.Error(
+            absl::StrCat(key, " has ", listed->size(), " entries for ", layers, " layers"));
+      for (size_t l = 0; l < out.size(); ++l) out[l] = (*listed)[l] != 0;
+      return out;
+    }
+    SOUP_ASSIGN_OR_RETURN(const int64_t period, file_.IntOr(key, arch_.pattern));
+    if (period < 1) return file_.Error(absl::StrCat(key, " is ", period));
+    for (size_t l = 0; l < out.size(); ++l) out[l] = (static_cast<int64_t>(l) + 1) % period != 0;
+    return out;
+  }
+
+  absl::Status AddScores(const GgufShape& shape, int64_t hidden, int64_t head_dim,
+                         nlohmann::ordered_json& config) const {
+    if (!arch_.query_scalar) return absl::OkStatus();
+    config["query_pre_attn_scalar"] =
+        shape.layers == arch_.wide_layers ? hidden / shape.heads : head_dim;
+    // Both files call them alike.
+    for (const auto& [name, otherwise] : {std::pair("attn_logit_softcapping", arch_.attention_cap),
+                                          std::pair("final_logit_softcapping", arch_.final_cap)}) {
+      SOUP_ASSIGN_OR_RETURN(const double cap, file_.RealOr(Key(name), otherwise));
+      config[name] = nullptr;
+      if (cap != 0) config[name] = DecimalOf(cap);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddExperts(GgufShape& shape, nlohmann::ordered_json& config) const {
+    if (arch_.expert_count == nullptr) return absl::OkStatus();
+    SOUP_ASSIGN_OR_RETURN(shape.experts, Count("expert_count"));
+    SOUP_ASSIGN_OR_RETURN(const int64_t used, Count("expert_used_count"));
+    if (shape.experts > kMaxExperts || used > shape.experts)
+      return file_.Error(absl::StrCat(Key("expert_used_count"), " is ", used, " of ", shape.experts,
+                                      " experts (at most ", kMaxExperts, ")"));
+    SOUP_ASSIGN_OR_RETURN(const int64_t width, Count(arch_.expert_width));
+    config[arch_.expert_count] = shape.experts;
+    config["num_experts_per_tok"] = used;
+    config[arch_.expert_intermediate] = width;
+    // llama.cpp divides the chosen experts' probabilities by their sum in every architecture here.
+    if (arch_.normalise_key) config["norm_topk_prob"] = true;
+    return absl::OkStatus();
   }
 
   const GgufFile& file_;
@@ -244,13 +238,13 @@ class ConfigWriter {
 
 absl::StatusOr<GgufShape> ReadGgufConfig(const GgufFile& file) {
   SOUP_ASSIGN_OR_RETURN(const std::string name, file.Text("general.architecture"));
-  std::vector<std::string> known;
-  for (const GgufArchitecture& arch : kArchitectures) {
-    if (name == arch.name) return ConfigWriter(file, arch).Run();
-    known.push_back(arch.name);
-  }
+  SOUP_ASSIGN_OR_RETURN(const int64_t experts, file.IntOr(absl::StrCat(name, ".expert_count"), 0));
+  // Experts where the architecture knows none are refused by their key.
+  const GgufArchitecture* arch = FindGgufArchitecture(name, experts != 0);
+  if (arch == nullptr) arch = FindGgufArchitecture(name, experts == 0);
+  if (arch != nullptr) return ConfigWriter(file, *arch).Run();
   return file.Error(absl::StrCat("architecture '", name.substr(0, 100),
-                                 "' is not supported (known: ", absl::StrJoin(known, ", "),
+                                 "' is not supported (known: ", SupportedGgufArchitectures(),
                                  "); use the model's Hugging Face folder"));
 }
 

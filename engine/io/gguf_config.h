@@ -6,27 +6,15 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
+#include "engine/io/gguf_architecture.h"
 #include "engine/io/gguf_reader.h"
 
 namespace soup::engine {
 
-// How an architecture's tensors are called, and what differs between architectures.
-struct GgufArchitecture {
-  const char* name;          // general.architecture
-  const char* model_type;    // config.json's
-  const char* architecture;  // config.json's architectures
-  bool interleaved;          // rows of q and k lie by interleaved rotary pairs
-  struct Part {
-    const char* gguf;  // "attn_q.weight", of blk.<i>.
-    const char* name;  // "self_attn.q_proj.weight", of model.layers.<i>.
-  };
-  absl::Span<const Part> parts;
-};
-
 struct GgufShape {
   const GgufArchitecture* architecture = nullptr;
   int64_t layers = 0, heads = 0, kv_heads = 0;
+  int64_t experts = 0;  // 0: none
   std::string config_json;
 };
 
