@@ -102,6 +102,15 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufFamilyTest,
                                            "gemma3", "mixtral", "qwen3_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
+// The same of a file that PyPI's gguf wrote (tests/engine/io/make_gguf.py --families DIR).
+TEST_P(GgufFamilyTest, PypisWriterGivesTheSame) {
+  const char* files = std::getenv("SOUP_TEST_GGUF_DIR");
+  const std::string name = GetParam();
+  if (files == nullptr || !fs::exists(files + ("/" + name) + ".gguf"))
+    GTEST_SKIP() << "needs SOUP_TEST_GGUF_DIR";
+  ExpectSameSlabs(files + ("/" + name) + ".gguf", GoldenFolder(name));
+}
+
 // Older files have a tensor an expert.
 TEST(GgufImportTest, ExpertsOneByOneAreTheSame) {
   TempDir dir;

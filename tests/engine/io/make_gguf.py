@@ -2,6 +2,8 @@
 
 quants.gguf: one tensor a type, of random blocks (scales of every kind, both signs, subnormal ones too), and
 quants.f32: what gguf.quants.dequantize makes of each, in the order of the names, fp32 little-endian.
+make_gguf.py --families DIR: <family>.gguf of each golden folder, tensors called as gguf's own name maps say (not kept in
+the repository; SOUP_TEST_GGUF_DIR=DIR gguf_import_test compares their slabs with the folders').
 llama.gguf: the golden llama (tests/golden/llama) as a GGUF: rows of q and k by interleaved pairs, matrices in
 BF16, norms in F32; what is imported from it must have the same slabs."""
 import json, os, struct, sys
@@ -104,6 +106,69 @@ def llama(folder, golden):
     writer.close()
 
 
+FAMILIES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3", "gemma2": "GEMMA2", "gemma3": "GEMMA3", "mixtral": "LLAMA", "qwen3_moe": "QWEN3MOE"}
+
+
+def as_f32(w):
+    return (w.astype(np.uint32) << 16).view(np.float32)
+
+
+def family(path, golden, arch):
+    config, weights = json.load(open(os.path.join(golden, "config.json"))), read_safetensors(os.path.join(golden, "model.safetensors"))
+    arch = gguf.MODEL_ARCH[arch]
+    layers, heads, kv = config["num_hidden_layers"], config["num_attention_heads"], config["num_key_value_heads"]
+    w = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    w.add_block_count(layers)
+    w.add_context_length(config["max_position_embeddings"])
+    w.add_embedding_length(config["hidden_size"])
+    w.add_feed_forward_length(config["intermediate_size"])
+    w.add_head_count(heads)
+    w.add_head_count_kv(kv)
+    w.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    w.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if "sliding_attention" in rope:
+        w.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    if config.get("head_dim"):
+        w.add_key_length(config["head_dim"])
+        w.add_value_length(config["head_dim"])
+    else:
+        w.add_rope_dimension_count(config["hidden_size"] // heads)
+    for key, add in (("num_local_experts", w.add_expert_count), ("num_experts_per_tok", w.add_expert_used_count), ("moe_intermediate_size", w.add_expert_feed_forward_length),
+                     ("attn_logit_softcapping", w.add_attn_logit_softcapping), ("final_logit_softcapping", w.add_final_logit_softcapping)):
+        if config.get(key) is not None:
+            add(config[key])
+    if arch.name in ("PHI3", "GEMMA2", "GEMMA3"):
+        w.add_sliding_window(config.get("sliding_window") or 0)
+    if arch.name == "PHI3":
+        w.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    gemma, names, experts = arch.name.startswith("GEMMA"), gguf.get_tensor_name_map(arch, layers), {}
+    for name, data in weights.items():
+        if ".experts." in name:  # merged, as the converter does
+            one = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward") if "block_sparse_moe" in name else name
+            before, after = one.split(".experts.")
+            experts.setdefault(before + ".experts." + after.split(".", 1)[1], {})[int(after.split(".")[0])] = data
+            continue
+        to = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if arch.name == "LLAMA" and ("q_proj" in name or "k_proj" in name):
+            data = interleaved(data, heads if "q_proj" in name else kv)
+        if data.ndim == 1 or "ffn_gate_inp" in to:
+            w.add_tensor(to, as_f32(data) + np.float32(1 if gemma and name.endswith("norm.weight") else 0))
+        else:
+            w.add_tensor(to, np.ascontiguousarray(data).view(np.uint8), raw_dtype=T.BF16)
+    for name, parts in experts.items():
+        merged = np.stack([parts[i] for i in range(len(parts))])
+        w.add_tensor(names.get_name(name, try_suffixes=(".weight",)), merged.view(np.uint8), raw_dtype=T.BF16)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--families":
+        for name, arch in FAMILIES.items():
+            family(os.path.join(sys.argv[2], name + ".gguf"), os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "golden", name), arch)
+        sys.exit()
     quants(sys.argv[1])
     llama(sys.argv[1], os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "golden", "llama"))
