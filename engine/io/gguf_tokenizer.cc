@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 
@@ -112,16 +113,27 @@ Json MergesOfScores(const std::vector<std::string>& tokens, const std::vector<do
   return out;
 }
 
+// The characters' own mark of a blank.
+constexpr char kBlank[] = "\xe2\x96\x81";
+
+// Tokens of Phi-3's vocabulary that swallow the blanks behind them, as its tokenizer.json says and
+// a GGUF does not; all of its control tokens but these.
+constexpr absl::string_view kPhi3Names[] = {"<|endoftext|>", "<|assistant|>", "<|system|>",
+                                            "<|end|>", "<|user|>"};
+constexpr absl::string_view kPhi3KeepsBlanks[] = {"<unk>", "<s>", "<|endoftext|>"};
+
 class Writer {
  public:
   explicit Writer(const GgufFile& file) : file_(file) {}
 
   absl::StatusOr<GgufTokenizerFiles> Run() {
     SOUP_ASSIGN_OR_RETURN(model_, file_.Text("tokenizer.ggml.model"));
-    tokens_ = file_.List<std::string>("tokenizer.ggml.tokens");
+    SOUP_ASSIGN_OR_RETURN(arch_, file_.TextOr("general.architecture", ""));
+    const auto* tokens = file_.List<std::string>("tokenizer.ggml.tokens");
     types_ = file_.List<int64_t>("tokenizer.ggml.token_type");
-    if (tokens_ == nullptr || tokens_->empty()) return file_.Error("there is no tokenizer");
-    if (types_ != nullptr && types_->size() != tokens_->size())
+    if (tokens == nullptr || tokens->empty()) return file_.Error("there is no tokenizer");
+    tokens_ = *tokens;
+    if (types_ != nullptr && types_->size() != tokens_.size())
       return file_.Error("tokenizer.ggml.token_type has another length than tokenizer.ggml.tokens");
     for (const char* key :
          {"tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.suffix_token_id"})
@@ -154,25 +166,27 @@ class Writer {
 
   absl::StatusOr<Json> Vocab() const {
     Json out = Json::object();
-    for (size_t i = 0; i < tokens_->size(); ++i) {
-      if (!out.emplace((*tokens_)[i], i).second)
-        return file_.Error(
-            absl::StrCat("token '", (*tokens_)[i].substr(0, 100), "' is there twice"));
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      if (!out.emplace(tokens_[i], i).second)
+        return file_.Error(absl::StrCat("token '", tokens_[i].substr(0, 100), "' is there twice"));
     }
     return out;
   }
 
   Json AddedTokens() const {
     Json out = Json::array();
-    for (size_t i = 0; i < tokens_->size(); ++i) {
+    for (size_t i = 0; i < tokens_.size(); ++i) {
       const int64_t type = Type(i);
       const bool special = type == kControl || (type == kUnknown && model_ == "llama");
       if (!special && type != kUserDefined) continue;
+      const bool rstrip = phi3_ && special &&
+                          std::find(std::begin(kPhi3KeepsBlanks), std::end(kPhi3KeepsBlanks),
+                                    tokens_[i]) == std::end(kPhi3KeepsBlanks);
       out.push_back({{"id", i},
-                     {"content", (*tokens_)[i]},
+                     {"content", tokens_[i]},
                      {"single_word", false},
                      {"lstrip", false},
-                     {"rstrip", false},
+                     {"rstrip", rstrip},
                      {"normalized", false},
                      {"special", special}});
     }
@@ -199,22 +213,75 @@ class Writer {
                   {"merges", *merges}}}};
   }
 
-  absl::StatusOr<Json> CharacterTokenizer() const {
-    const auto* scores = file_.List<double>("tokenizer.ggml.scores");
-    if (scores == nullptr || scores->size() != tokens_->size())
+  // llama.cpp's converter writes the blanks of a user-defined token as blanks; in tokenizer.json,
+  // and in the merges, they are marks. It also gives such tokens a score of -1000, where
+  // SentencePiece's is 0: runs of blanks are merged before all else.
+  absl::Status RestoreUserDefined(std::vector<double>& scores) {
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      if (Type(i) != kUserDefined) continue;
+      scores[i] = 0;
+      std::string& token = tokens_[i];
+      if (token.find(' ') == std::string::npos) continue;
+      if (token.find_first_not_of(' ') != std::string::npos)
+        return file_.Error(absl::StrCat(
+            "the user-defined token '", token.substr(0, 100),
+            "' has blanks, and the file does not say how they were written; use the model's "
+            "Hugging Face folder"));
+      std::string marks;
+      for (size_t n = 0; n < token.size(); ++n) marks += kBlank;
+      token = std::move(marks);
+    }
+    return absl::OkStatus();
+  }
+
+  // Gemma's tokenizer.json has a tab where SentencePiece has the byte.
+  void RestoreTab() {
+    if (std::find(tokens_.begin(), tokens_.end(), "\t") != tokens_.end()) return;
+    const auto byte = std::find(tokens_.begin(), tokens_.end(), "<0x09>");
+    if (byte != tokens_.end()) *byte = "\t";
+  }
+
+  absl::Status CheckPhi3() {
+    for (const absl::string_view name : kPhi3Names) {
+      const auto at = std::find(tokens_.begin(), tokens_.end(), name);
+      if (at != tokens_.end() && Type(at - tokens_.begin()) == kControl) continue;
+      return file_.Error(absl::StrCat(
+          "the vocabulary is not Phi-3's (there is no control token ", name,
+          "), and a GGUF does not say which of its tokens swallow the blanks behind them; use the "
+          "model's Hugging Face folder"));
+    }
+    phi3_ = true;
+    return absl::OkStatus();
+  }
+
+  int64_t FirstUnknown() const {
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      if (Type(i) == kUnknown) return static_cast<int64_t>(i);
+    }
+    return 0;
+  }
+
+  absl::StatusOr<Json> CharacterTokenizer() {
+    const auto* told = file_.List<double>("tokenizer.ggml.scores");
+    if (told == nullptr || told->size() != tokens_.size())
       return file_.Error("tokenizer.ggml.scores is not there, or has not a score for each token");
-    SOUP_ASSIGN_OR_RETURN(const int64_t unknown, TokenId("unknown_token_id", 0));
+    std::vector<double> scores = *told;
+    const bool gemma = absl::StartsWith(arch_, "gemma");
+    SOUP_RETURN_IF_ERROR(RestoreUserDefined(scores));
+    if (gemma) RestoreTab();
+    if (arch_ == "phi3") SOUP_RETURN_IF_ERROR(CheckPhi3());
+    SOUP_ASSIGN_OR_RETURN(const int64_t unknown, TokenId("unknown_token_id", FirstUnknown()));
     SOUP_ASSIGN_OR_RETURN(const Json vocab, Vocab());
-    SOUP_ASSIGN_OR_RETURN(const bool prefix, file_.BoolOr("tokenizer.ggml.add_space_prefix", true));
-    const char* mark = "\xe2\x96\x81";
-    const Json replace = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", mark}};
+    SOUP_ASSIGN_OR_RETURN(const bool prefix,
+                          file_.BoolOr("tokenizer.ggml.add_space_prefix", !gemma));
+    const Json replace = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kBlank}};
     Json normalizers = Json::array();
     Json decoders =
-        Json::array({{{"type", "Replace"}, {"pattern", {{"String", mark}}}, {"content", " "}},
+        Json::array({{{"type", "Replace"}, {"pattern", {{"String", kBlank}}}, {"content", " "}},
                      {{"type", "ByteFallback"}},
                      {{"type", "Fuse"}}});
     if (prefix) {
-      normalizers.push_back({{"type", "Prepend"}, {"prepend", mark}});
+      normalizers.push_back({{"type", "Prepend"}, {"prepend", kBlank}});
       decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     }
     normalizers.push_back(replace);
@@ -228,18 +295,18 @@ class Writer {
                 {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
                 {"model",
                  {{"type", "BPE"},
-                  {"unk_token", (*tokens_)[unknown]},
+                  {"unk_token", tokens_[unknown]},
                   {"fuse_unk", true},
                   {"byte_fallback", true},
                   {"vocab", vocab},
-                  {"merges", MergesOfScores(*tokens_, *scores)}}}};
+                  {"merges", MergesOfScores(tokens_, scores)}}}};
   }
 
   absl::StatusOr<int64_t> TokenId(absl::string_view name, int64_t otherwise) const {
     const std::string key = absl::StrCat("tokenizer.ggml.", name);
     SOUP_ASSIGN_OR_RETURN(const int64_t id, file_.IntOr(key, otherwise));
-    if (id < 0 || id >= static_cast<int64_t>(tokens_->size()))
-      return file_.Error(absl::StrCat(key, " is ", id, ", the vocabulary has ", tokens_->size()));
+    if (id < 0 || id >= static_cast<int64_t>(tokens_.size()))
+      return file_.Error(absl::StrCat(key, " is ", id, ", the vocabulary has ", tokens_.size()));
     return id;
   }
 
@@ -256,7 +323,7 @@ class Writer {
     for (const auto& [id, name] : kTokens) {
       if (!file_.Has(absl::StrCat("tokenizer.ggml.", id))) continue;
       SOUP_ASSIGN_OR_RETURN(const int64_t token, TokenId(id, 0));
-      out[name] = (*tokens_)[token];
+      out[name] = tokens_[token];
     }
     if (file_.Has("tokenizer.chat_template")) {
       SOUP_ASSIGN_OR_RETURN(out["chat_template"], file_.Text("tokenizer.chat_template"));
@@ -266,8 +333,10 @@ class Writer {
 
   const GgufFile& file_;
   std::string model_;
-  const std::vector<std::string>* tokens_ = nullptr;
+  std::string arch_;
+  std::vector<std::string> tokens_;
   const std::vector<int64_t>* types_ = nullptr;
+  bool phi3_ = false;
 };
 
 }  // namespace
