@@ -74,6 +74,14 @@ absl::StatusOr<std::shared_ptr<PreparedJob>> Assemble(const std::string& id,
     SOUP_ASSIGN_OR_RETURN(numeric, engine::NumericPlan::FromText(frozen_numeric_plan));
   }
   SOUP_ASSIGN_OR_RETURN(engine::BatchSchedule train, engine::MakeTrainSchedule(shape, numeric));
+  // The first update of a warm-up has rate 0, as in transformers; such a run would train nothing.
+  if (train.steps() == 1 && spec.training().warmup_ratio() > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("training: the run is one step (", shape.lengths.size(),
+                     " records, batch_size ", spec.training().batch_size(),
+                     "), and the first step of a warm-up has learning rate 0: set "
+                     "training.warmup_ratio: 0, or lower batch_size, or raise epochs"));
+  }
   std::optional<engine::BatchSchedule> validation;
   if (!shape.validation_lengths.empty()) {
     SOUP_ASSIGN_OR_RETURN(validation, engine::MakeValidationSchedule(shape, numeric));

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/available_memory.h"
 
 namespace soup::worker {
 namespace {
@@ -24,6 +25,9 @@ int64_t MemInfo(const char* key) {
 }  // namespace
 
 int64_t HostMemoryTotal() { return MemInfo("MemTotal"); }
-int64_t HostMemoryAvailable() { return MemInfo("MemAvailable"); }
+int64_t HostMemoryAvailable() {
+  const auto available = engine::ReadAvailableMemory("");
+  return available.ok() ? available->bytes : 0;
+}
 
 }  // namespace soup::worker

@@ -1,4 +1,4 @@
-// The host's memory, as /proc/meminfo tells it. Any thread.
+// The host's memory. Any thread.
 #ifndef SOUP_DAEMON_WORKER_HOST_MEMORY_H_
 #define SOUP_DAEMON_WORKER_HOST_MEMORY_H_
 
@@ -6,8 +6,10 @@
 
 namespace soup::worker {
 
-// All of it, and what of it is available. 0: unknown.
+// MemTotal of /proc/meminfo; 0: unknown.
 int64_t HostMemoryTotal();
+// What may be taken now: MemAvailable, or less where a cgroup allows less
+// (engine/base/available_memory.h). 0: unknown.
 int64_t HostMemoryAvailable();
 
 }  // namespace soup::worker

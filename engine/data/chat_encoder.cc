@@ -48,8 +48,33 @@ absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::Render(const Conversation& c,
   return For(c).Render(variables, options);
 }
 
+// Without the turns that have weight 0. `turns`: the assistant's, in order.
+absl::StatusOr<std::vector<TurnFinder::Turn>> Weighed(const Conversation& c,
+                                                      std::vector<TurnFinder::Turn> turns) {
+  std::vector<bool> trained;
+  for (const Message& m : c.messages) {
+    if (m.role == "assistant") trained.push_back(m.trained);
+  }
+  if (std::find(trained.begin(), trained.end(), false) == trained.end()) return turns;
+  if (trained.size() != turns.size()) {
+    return absl::InvalidArgumentError(
+        "a message has weight 0, but the chat template's generation blocks are not one a turn of "
+        "the assistant, so it cannot be told which to leave out");
+  }
+  std::vector<TurnFinder::Turn> out;
+  for (size_t i = 0; i < turns.size(); ++i) {
+    if (trained[i]) out.push_back(turns[i]);
+  }
+  return out;
+}
+
 absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
     const Conversation& c, const jinja::Rendering& full, std::vector<std::string>* notices) const {
+  if (train_on_all && std::any_of(c.messages.begin(), c.messages.end(),
+                                  [](const Message& m) { return !m.trained; })) {
+    return absl::InvalidArgumentError(
+        "a message has weight 0, but data.train_on is all; use train_on: responses");
+  }
   if (train_on_all) return std::vector<TurnFinder::Turn>{{{0, full.text.size()}, 0}};
   const TurnFinder finder(c, full.text, *tokenizer,
                           [this, &c](const std::vector<Value>& messages,
@@ -58,7 +83,10 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
                                                   Render(c, messages, generation_prompt));
                             return std::move(r.text);
                           });
-  if (!For(c).has_generation_blocks()) return finder.Find(notices);
+  if (!For(c).has_generation_blocks()) {
+    SOUP_ASSIGN_OR_RETURN(std::vector<TurnFinder::Turn> turns, finder.Find(notices));
+    return Weighed(c, std::move(turns));
+  }
   std::vector<MatchSpan> spans;
   std::vector<TurnFinder::Turn> out;
   for (const auto& [begin, end] : full.generation) {
@@ -73,7 +101,7 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
           texts.push_back(r.text.substr(begin, end - begin));
         return texts;
       }));
-  return out;
+  return Weighed(c, std::move(out));
 }
 
 // What a reader of the data should know, though it is no error.

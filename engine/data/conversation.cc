@@ -72,6 +72,18 @@ absl::Status CheckContent(const Value* content, bool has_tool_calls) {
                           ", and there are no tool calls in its place"));
 }
 
+// 0 or 1, as the fine-tuning files of chat APIs have it.
+absl::StatusOr<bool> ReadWeight(const Value& value, absl::string_view role) {
+  const double weight = value.is_int()     ? static_cast<double>(value.AsInt())
+                        : value.is_float() ? value.AsFloat()
+                                           : -1;
+  const bool zero = weight == 0;
+  if (!zero && weight != 1) return Bad("key 'weight' must be 0 or 1");
+  if (role != "assistant")
+    return Bad("key 'weight' says which turns of the assistant are trained on; this is another's");
+  return !zero;
+}
+
 absl::StatusOr<Message> ReadMessage(const Value& value) {
   if (!value.is_dict()) return Bad(absl::StrCat(value.KindName(), " where an object is expected"));
   Message out;
@@ -91,10 +103,12 @@ absl::StatusOr<Message> ReadMessage(const Value& value) {
     } else if (key == "tool_calls") {
       SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCalls(member));
       if (out.has_tool_calls) members.emplace_back(key, std::move(read));
+    } else if (key == "weight") {
+      SOUP_ASSIGN_OR_RETURN(out.trained, ReadWeight(member, out.role));
     } else {
-      // A weight a turn would decide what is trained on, and no template looks at it.
-      if (key == "weight" || key == "train" || key == "training")
-        return Bad(absl::StrCat("key '", key, "': weights of single messages are not supported"));
+      // Such a key means to decide what is trained on, and no template looks at it.
+      if (key == "train" || key == "training")
+        return Bad(absl::StrCat("key '", key, "' is not known; write \"weight\": 0 or 1"));
       if (key != "role") out.more.push_back(key);
       members.emplace_back(key, member);
     }

@@ -16,7 +16,8 @@ struct Message {
   std::string role;
   std::string content;
   bool has_tool_calls = false;
-  std::vector<std::string> more;  // keys beside role, content and tool_calls
+  bool trained = true;            // false: an assistant's turn with weight 0
+  std::vector<std::string> more;  // keys beside role, content, tool_calls and weight
   Value value;                    // what a template sees
 };
 
@@ -26,8 +27,9 @@ struct Conversation {
 };
 
 // {"messages": [...], "tools": [...]}. A message: "role", "content" (a text; null or absent only
-// beside tool calls: then it is empty), "tool_calls", others as they are; members that are null are
-// absent. Errors: InvalidArgument, naming the message (from 1) and the key.
+// beside tool calls: then it is empty), "tool_calls", "weight" (0 or 1, of an assistant's turn: is
+// it trained on; no template sees it), others as they are; members that are null are absent.
+// Errors: InvalidArgument, naming the message (from 1) and the key.
 absl::StatusOr<Conversation> ReadConversation(const Value& record);
 
 // The message's members with another content, without its other members when `alone`.

@@ -126,8 +126,15 @@ absl::Status Preparer::LoadTokenizer() {
     SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(options_.tokenizer_json, "tokenizer.json"));
     SOUP_ASSIGN_OR_RETURN(config_, ParseTokenizerConfig(options_.tokenizer_config_json));
   } else {
-    SOUP_ASSIGN_OR_RETURN(const std::string json, RealFileSystem().ReadFile(JoinPath(
-                                                      options_.tokenizer_dir, "tokenizer.json")));
+    const std::string path = JoinPath(options_.tokenizer_dir, "tokenizer.json");
+    if (!RealFileSystem().Exists(path)) {
+      return absl::NotFoundError(absl::StrCat(
+          path,
+          " is not there: it holds the tokenizer. Fetch it, or, where the model has only "
+          "tokenizer.model or vocab.json, load it with transformers' AutoTokenizer and save "
+          "it again"));
+    }
+    SOUP_ASSIGN_OR_RETURN(const std::string json, RealFileSystem().ReadFile(path));
     SOUP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Create(json, "tokenizer.json"));
     SOUP_ASSIGN_OR_RETURN(config_, LoadTokenizerConfig(options_.tokenizer_dir));
   }

@@ -204,6 +204,21 @@ TEST(LifeTest, ASmallBudgetTakesMorePassesAndGivesTheSameBits) {
   EXPECT_THAT(failed.message(), HasSubstr(std::to_string(plan.minimum_bytes())));
 }
 
+// A run of one step under a warm-up has learning rate 0: told before anything is trained.
+TEST(LifeTest, ARunThatCouldNotMoveAnythingIsRefused) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("still", Records());
+  spec.mutable_training()->set_max_steps(1);
+  const Job refused = h.WaitFor(h.Submit(spec).id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(refused.state(), soup::v1::FAILED);
+  EXPECT_EQ(refused.reason(), soup::v1::INVALID_INPUT);
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("training.warmup_ratio: 0"));
+  spec.mutable_training()->set_warmup_ratio(0);
+  EXPECT_EQ(h.WaitFor(h.Submit(spec).id(), {soup::v1::SUCCEEDED, soup::v1::FAILED}).state(),
+            soup::v1::SUCCEEDED);
+}
+
 TEST(LifeTest, ATimeLimitEndsTheJobWithACheckpoint) {
   Harness h;
   ASSERT_TRUE(h.Start().ok());

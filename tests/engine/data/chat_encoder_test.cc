@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "engine/data/json_value.h"
 #include "tests/engine/data/chat_test_util.h"
@@ -102,10 +103,40 @@ TEST_P(ChatManner, TheAssistantsWordsAndTheirEndTokenAreSupervised) {
   EXPECT_THAT(chat.notices(), IsEmpty());
 }
 
+// As the fine-tuning files of chat APIs mark a turn that is only context.
+TEST_P(ChatManner, ATurnOfWeightZeroIsContextOnly) {
+  Chat chat(GetParam().chat_template, GetParam().added);
+  const auto weighed = [](const char* first, const char* last) {
+    return absl::StrReplaceAll(kThreeTurns,
+                               {{"Hello, you.\"", absl::StrCat("Hello, you.\",\"weight\":", first)},
+                                {"Bye\\nnow\"", absl::StrCat("Bye\\nnow\",\"weight\":", last)}});
+  };
+  chat.Supervised(kThreeTurns);
+  const std::string text = chat.Text();
+  EXPECT_THAT(chat.Supervised(weighed("0", "1")), ElementsAre(GetParam().supervised[1]));
+  EXPECT_EQ(chat.Text(), text) << "no template sees a weight";
+  EXPECT_THAT(chat.Supervised(weighed("1.0", "0")), ElementsAre(GetParam().supervised[0]));
+  EXPECT_THAT(chat.Supervised(weighed("0", "0.0")), IsEmpty());
+  EXPECT_THAT(chat.notices(), IsEmpty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Templates, ChatManner, ::testing::ValuesIn(Manners()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 Chat ChatMl(bool all = false) { return Chat(Manners()[0].chat_template, Manners()[0].added, all); }
+
+TEST(ChatEncoderTest, AWeightThatCannotBeObeyedIsRefused) {
+  constexpr char kWeighed[] =
+      R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","weight":0}]})";
+  EXPECT_THAT(ChatMl(/*all=*/true).Supervised(kWeighed),
+              ElementsAre(HasSubstr("data.train_on is all")));
+  Chat two(
+      "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+      "{% endgeneration %}{% generation %}<|end|>{% endgeneration %}{% else %}{{ m.content }}"
+      "{% endif %}{% endfor %}",
+      {});
+  EXPECT_THAT(two.Supervised(kWeighed), ElementsAre(HasSubstr("generation blocks are not one")));
+}
 
 TEST(ChatEncoderTest, TrainOnAllSupervisesEverything) {
   Chat chat = ChatMl(/*all=*/true);
@@ -266,8 +297,12 @@ TEST(ChatEncoderTest, FaultyMessagesAreNamed) {
       error(
           R"({"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":"{x"}}]}]})"),
       AllOf(HasSubstr("message 1"), HasSubstr("'arguments' is a text that is not JSON")));
-  EXPECT_THAT(error(R"({"messages":[{"role":"assistant","content":"x","weight":0}]})"),
-              HasSubstr("key 'weight'"));
+  EXPECT_THAT(error(R"({"messages":[{"role":"assistant","content":"x","weight":0.5}]})"),
+              HasSubstr("message 1: key 'weight' must be 0 or 1"));
+  EXPECT_THAT(error(R"({"messages":[{"role":"user","content":"x","weight":0}]})"),
+              HasSubstr("message 1: key 'weight' says which turns of the assistant"));
+  EXPECT_THAT(error(R"({"messages":[{"role":"assistant","content":"x","train":false}]})"),
+              HasSubstr("key 'train' is not known"));
   std::string long_one = R"({"messages":[)";
   for (int i = 0; i < 1001; ++i) long_one += R"({"role":"assistant","content":"x"},)";
   long_one.back() = ']';
