@@ -26,7 +26,7 @@ constexpr int kMostRetreats = 256;
 constexpr int64_t kLayoutSlack = 512;
 // A second of stall counts as more than itself: it rests on copies that overlap as forecast, and
 // heat that a stall lets the chip lose is not there to use.
-constexpr double kStallWeight = 0.5;
+constexpr double kStallWeight = 2;
 constexpr double kUsefulShare = 0.99;
 // A placement must be so much better than one found before it: those with fewer moving parts come
 // first.
