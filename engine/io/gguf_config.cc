@@ -14,6 +14,8 @@ namespace soup::engine {
 namespace {
 
 constexpr int64_t kMaxExperts = 4096;
+// Layers times experts: each has names of its own. (The largest models have some 25,000.)
+constexpr int64_t kMaxExpertsInAll = int64_t{1} << 18;
 
 // Keys of every architecture that are read, or that change no result.
 constexpr absl::string_view kKnownKeys[] = {"block_count",
@@ -220,6 +222,9 @@ class ConfigWriter {
     if (shape.experts > kMaxExperts || used > shape.experts)
       return file_.Error(absl::StrCat(Key("expert_used_count"), " is ", used, " of ", shape.experts,
                                       " experts (at most ", kMaxExperts, ")"));
+    if (shape.layers * shape.experts > kMaxExpertsInAll)
+      return file_.Error(absl::StrCat(shape.layers, " layers of ", shape.experts,
+                                      " experts are over the limit of ", kMaxExpertsInAll));
     SOUP_ASSIGN_OR_RETURN(const int64_t width, Count(arch_.expert_width));
     config[arch_.expert_count] = shape.experts;
     config["num_experts_per_tok"] = used;

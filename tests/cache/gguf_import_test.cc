@@ -238,6 +238,16 @@ TEST(GgufImportTest, RefusalsNameTheKeyOrTensor) {
       HasSubstr("'dynamic' is not supported"));
 }
 
+// Whole models, so that the fuzzer begins behind every check.
+TEST(GgufImportTest, TheFuzzersSeedsAreModels) {
+  for (const char* name : {"experts", "gemma3", "mixtral", "phi3"}) {
+    const auto made = SlabAssembler::Create(
+        absl::StrCat(SOUP_TEST_DATA_DIR, "/fuzz/corpus/gguf_model/", name, ".gguf"), {},
+        BaseFormat::kBf16);
+    EXPECT_TRUE(made.ok()) << made.status();
+  }
+}
+
 // An early conversion of Phi-3 says nothing of its window.
 TEST(GgufImportTest, Phi3WithoutAWordOnItsWindowIsRefused) {
   const auto spec = SpecOf(GoldenGguf("phi3", {.omit = "phi3.attention.sliding_window"}));
@@ -246,6 +256,9 @@ TEST(GgufImportTest, Phi3WithoutAWordOnItsWindowIsRefused) {
 }
 
 TEST(GgufImportTest, ExpertsOfAnotherNumberAreRefused) {
+  GgufWriter many = GoldenGguf("mixtral", {.omit = "llama.expert_count"});
+  many.Int("llama.expert_count", 4097);
+  EXPECT_THAT(std::string(SpecOf(many).status().message()), HasSubstr("of 4097 experts"));
   GgufWriter writer = GoldenGguf("mixtral", {.omit = "llama.expert_count"});
   writer.Int("llama.expert_count", 5);
   EXPECT_THAT(std::string(SpecOf(writer).status().message()),

@@ -2,6 +2,7 @@
 
 quants.gguf: one tensor a type, of random blocks (scales of every kind, both signs, subnormal ones too), and
 quants.f32: what gguf.quants.dequantize makes of each, in the order of the names, fp32 little-endian.
+make_gguf.py --seeds DIR: the small models of tests/fuzz/corpus/gguf_model.
 make_gguf.py --families DIR: <family>.gguf of each golden folder, tensors called as gguf's own name maps say (not kept in
 the repository; SOUP_TEST_GGUF_DIR=DIR gguf_import_test compares their slabs with the folders').
 llama.gguf: the golden llama (tests/golden/llama) as a GGUF: rows of q and k by interleaved pairs, matrices in
@@ -165,7 +166,42 @@ def family(path, golden, arch):
     w.close()
 
 
+def seed(path, arch, parts, set_keys):
+    """A model of one layer and next to nothing, with a small vocabulary: for tests/fuzz/corpus/gguf_model."""
+    w = gguf.GGUFWriter(path, arch)
+    for add, value in ((w.add_block_count, 1), (w.add_context_length, 16), (w.add_embedding_length, 8), (w.add_feed_forward_length, 8), (w.add_head_count, 2), (w.add_head_count_kv, 1),
+                       (w.add_layer_norm_rms_eps, 1e-5), (w.add_rope_freq_base, 1e4)):
+        add(value)
+    set_keys(w)
+    tokens = ["<unk>", "<s>", "</s>", "<0x09>", "\u2581", "a", "b", "ab", "\u2581ab", "  "]
+    w.add_tokenizer_model("llama")
+    w.add_token_list(tokens)
+    w.add_token_scores([0.0] * 5 + [-9.0, -8.0, 0.0, -1.0, -1000.0])
+    w.add_token_types([2, 3, 3, 6, 1, 1, 1, 1, 1, 4])
+    for name, shape in {"token_embd": (10, 8), "output_norm": (8,), **{"blk.0." + n: s for n, s in parts.items()}}.items():
+        w.add_tensor(name + ".weight", np.ones(shape, np.float32 if len(shape) == 1 else np.float16))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def seeds(folder):
+    norms, attention, mlp = {"attn_norm": (8,), "ffn_norm": (8,)}, {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8)}, {"ffn_gate": (8, 8), "ffn_up": (8, 8), "ffn_down": (8, 8)}
+    post, qk = {"post_attention_norm": (8,), "post_ffw_norm": (8,)}, {"attn_q_norm": (4,), "attn_k_norm": (4,)}
+    moe = lambda w: (w.add_expert_count(2), w.add_expert_used_count(1))
+    window = lambda w: (w.add_sliding_window(4), w.add_key_length(4), w.add_value_length(4))
+    phi3 = lambda w: (w.add_sliding_window(0), w.add_rope_scaling_orig_ctx_len(8), w.add_rope_dimension_count(2))
+    seed(os.path.join(folder, "gemma3.gguf"), "gemma3", {**norms, **attention, **mlp, **post, **qk}, window)
+    seed(os.path.join(folder, "phi3.gguf"), "phi3", {**norms, "attn_qkv": (16, 8), "attn_output": (8, 8), "ffn_up": (16, 8), "ffn_down": (8, 8)}, phi3)
+    seed(os.path.join(folder, "mixtral.gguf"), "llama", {**norms, **attention, "ffn_gate_inp": (2, 8), **{k + "_exps": (2, 8, 8) for k in mlp}}, moe)
+    seed(os.path.join(folder, "experts.gguf"), "llama", {**norms, **attention, "ffn_gate_inp": (2, 8), **{"%s.%d" % (k, e): (8, 8) for k in mlp for e in (0, 1)}}, moe)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--seeds":
+        seeds(sys.argv[2])
+        sys.exit()
     if sys.argv[1] == "--families":
         for name, arch in FAMILIES.items():
             family(os.path.join(sys.argv[2], name + ".gguf"), os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "golden", name), arch)

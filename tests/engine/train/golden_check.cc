@@ -40,6 +40,7 @@ constexpr Limits kBf16 = {5e-3, 2e-2, 3e-2, 5e-3, 3e-2, 1e-1};
 
 struct Options {
   std::string folder;
+  std::string base;  // empty: the folder
   std::string backend = "cpu";
   std::string format = "bf16";
   std::string gemm_profile;
@@ -235,7 +236,8 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
   }
   SOUP_ASSIGN_OR_RETURN(const BaseFormat format, ParseBaseFormat(options.format));
   SOUP_ASSIGN_OR_RETURN(const cache::MemoryBase memory,
-                        cache::MemoryBase::Assemble(options.folder, {}, format));
+                        cache::MemoryBase::Assemble(
+                            options.base.empty() ? options.folder : options.base, {}, format));
   const ModelBase base = BorrowBase(memory);
   SOUP_ASSIGN_OR_RETURN(std::unique_ptr<GoldenCase> golden, GoldenCase::Load(options.folder));
   Placement placement;
@@ -291,6 +293,7 @@ int main(int argc, char** argv) {
   soup::engine::Options options;
   CLI::App app("Holds the engine against one folder of golden data");
   app.add_option("dir", options.folder, "Folder of golden data")->required();
+  app.add_option("--base", options.base, "The base's weights, instead of the folder's: a .gguf");
   app.add_option("--backend", options.backend, "cpu or cuda");
   app.add_option("--gemm-profile", options.gemm_profile, "file of GEMM algorithms (cuda)");
   app.add_option("--format", options.format, "Storage of the base: bf16");
