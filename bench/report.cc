@@ -49,13 +49,10 @@ std::string Command(const std::string& command, const RowResult& row) {
                       " --row \"", row.spec.ToText(), "\"");
 }
 
-// What the device takes to map the pinned host memory: 8 bytes for each page of 4 KiB.
-int64_t PageTableBytes(const RowResult& r) {
-  return r.device_bytes > 0 ? (r.base_bytes + r.host_bytes) / 512 : 0;
-}
+int64_t PlannedBytes(const RowResult& r) { return r.planned_bytes + r.table_bytes; }
 int64_t UnplannedBytes(const RowResult& r, int64_t overhead_bytes) {
   if (r.device_bytes <= 0) return 0;
-  return r.device_bytes - overhead_bytes - r.planned_bytes - PageTableBytes(r);
+  return r.device_bytes - overhead_bytes - PlannedBytes(r);
 }
 
 json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes) {
@@ -76,7 +73,7 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
               {"copy_gb_s", r.copy_bytes_per_second() * 1e-9},
               {"arena_bytes", r.arena_bytes},
               {"device_bytes", r.device_bytes},
-              {"planned_bytes", r.planned_bytes},
+              {"planned_bytes", PlannedBytes(r)},
               {"predicted_step_s", r.predicted_step_seconds},
               {"ideal_share", r.ideal_share()},
               {"command", Command(command, r)},
@@ -93,7 +90,8 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
                 {"ideal_s", r.work.ideal_seconds},
                 {"host_bytes", r.host_bytes},
                 {"pinned_bytes", r.host_bytes + r.base_bytes},
-                {"page_table_bytes", PageTableBytes(r)},
+                {"planned_arena_bytes", r.planned_bytes},
+                {"page_table_bytes", r.table_bytes},
                 {"unplanned_bytes", UnplannedBytes(r, overhead_bytes)},
                 {"gemms_tuned", r.gemms_tuned},
                 {"gemm_tuning_s", r.gemm_tuning_seconds},
@@ -184,7 +182,7 @@ std::string RowLine(const RowResult& r) {
       r.placement.resident_layers, engine::RetentionText(r.placement),
       engine::HeadText(r.placement), r.tokens_per_second(), r.step_seconds * 1e3,
       r.predicted_step_seconds * 1e3, r.stall_fraction() * 100, r.copy_bytes_per_second() * 1e-9,
-      Gigabytes(r.arena_bytes), Gigabytes(r.planned_bytes), Gigabytes(r.device_bytes),
+      Gigabytes(r.arena_bytes), Gigabytes(PlannedBytes(r)), Gigabytes(r.device_bytes),
       r.ideal_share() * 100,
       r.ablation.any() ? absl::StrCat("ABLATED, timing only: ", r.ablation.Name()) : "");
 }

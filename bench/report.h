@@ -3,8 +3,9 @@
 //    resident_layers, retention, tok_s, step_s, stall_fraction, copy_gb_s, arena_bytes,
 //    device_bytes, planned_bytes, predicted_step_s, ideal_share, command, detail}], sweeps}
 // Rows with work left out carry "ablation" and "timing_only": true besides. copy_gb_s is what the
-// copy stream moved over the whole step; detail has its rate while it moved, and what the device
-// holds beyond overhead, plan and the page tables of pinned host memory. Pure; any thread.
+// copy stream moved over the whole step; detail has its rate while it moved. planned_bytes is the
+// arena and the page tables of pinned host memory (detail has each); what the device holds beyond
+// overhead and plan is detail's unplanned_bytes. Pure; any thread.
 #ifndef SOUP_BENCH_REPORT_H_
 #define SOUP_BENCH_REPORT_H_
 

@@ -135,6 +135,10 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   row.placement = plan.placement;
   row.planned_bytes = plan.arena_bytes();
   row.host_bytes = plan.host_bytes();
+  if (job.setup.numeric.backend == "cuda" && backend_.counters().pageable_bytes == 0) {
+    row.table_bytes = plan.table_bytes + engine::PinnedTableBytes(engine::PinnedByJobs(
+                                             model, spec.format, {job.setup.shape.lora}));
+  }
   row.base_bytes = base_->bytes();
   row.predicted_step_seconds = forecast.step_seconds;
 

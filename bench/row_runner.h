@@ -31,6 +31,7 @@ struct RowResult {
   Ablation ablation;            // timing only when any
   engine::Placement placement;  // that it ran under
   int64_t planned_bytes = 0;    // arena, by the plan
+  int64_t table_bytes = 0;      // of the card, to map what is pinned: by the plan; 0 on the CPU
   int64_t arena_bytes = 0;      // arena, as taken
   int64_t host_bytes = 0;       // pinned for what the pass keeps there
   int64_t base_bytes = 0;       // of the registered base

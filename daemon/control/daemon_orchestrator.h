@@ -224,8 +224,12 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   DeviceLimits Limits() const {
     return {config_.device_memory_limit_bytes, config_.device_reserve_bytes};
   }
-  // The most that an arena may take now.
+  // The most that an arena and page tables to come may take now.
   int64_t DeviceBudget() const { return ArenaBudget(DeviceMemory(), Limits()); }
+  // Page tables of what these jobs pin (SetTableBytes), by what the worker could pin.
+  int64_t TableBytes(const std::vector<std::shared_ptr<const PreparedJob>>& jobs) const {
+    return SetTableBytes(jobs, !supervisor_->info().host_memory_pageable);
+  }
   // Host memory that passes may keep activations in.
   int64_t HostBudget() const;
   void PublishCacheMetrics();

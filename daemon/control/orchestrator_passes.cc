@@ -25,8 +25,8 @@ void DaemonOrchestrator::RunPassOf(const std::vector<std::string>& ids, int64_t 
   const auto prepared = PreparedOf(ids);
   std::vector<PassMember> members;
   for (const std::string& id : ids) members.push_back({Find(id)->prepared, Find(id)->cursor});
-  auto plan =
-      planner_.Plan(prepared, SetBudget(prepared, device_budget, overhead), profile, HostBudget());
+  const int64_t budget = SetBudget(prepared, device_budget, overhead, TableBytes(prepared));
+  auto plan = planner_.Plan(prepared, budget, profile, HostBudget());
   absl::StatusOr<soup::worker::v1::RunPass> pass =
       plan.ok() ? PassPlanner::MakePass(members, *plan)
                 : absl::StatusOr<soup::worker::v1::RunPass>(plan.status());

@@ -48,8 +48,8 @@ class CallWatch {
 };
 
 // Bytes by class: what each takes in the arena's fullest moment (buffers share bytes over time),
-// and in its own.
-void AddRows(const engine::MemoryPlan& plan, soup::v1::PlanReply* reply) {
+// and in its own. `table_bytes`: of what is pinned whatever the placement.
+void AddRows(const engine::MemoryPlan& plan, int64_t table_bytes, soup::v1::PlanReply* reply) {
   std::map<int32_t, int64_t> all;
   std::map<std::string, std::map<int32_t, int64_t>> changes;
   std::vector<std::string> order;
@@ -78,6 +78,13 @@ void AddRows(const engine::MemoryPlan& plan, soup::v1::PlanReply* reply) {
     row->set_what(what);
     row->set_bytes(then);
     row->set_peak_bytes(peak);
+    row->set_where("device");
+  }
+  if (const int64_t tables = table_bytes + plan.table_bytes; tables > 0) {
+    soup::v1::PlanRow* row = reply->add_rows();
+    row->set_what("page tables of pinned memory");
+    row->set_bytes(tables);
+    row->set_peak_bytes(tables);
     row->set_where("device");
   }
   // What no order of the buffers could avoid; none as a rule.
@@ -177,6 +184,9 @@ absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, cons
                         engine::MinimumArenaBytes(
                             model.spec, format, {engine::LargestPass("check", shape, numeric, 1)}));
   int64_t needed = least;
+  if (profile.backend == "cuda" && !supervisor_->info().host_memory_pageable) {
+    needed += engine::PinnedTableBytes(engine::PinnedByJobs(model.spec, format, {shape.lora}));
+  }
   {
     absl::MutexLock lock(&mu_);
     needed += device_.overhead_bytes;
@@ -204,6 +214,8 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
     profile = device_.profile;
     overhead = device_.overhead_bytes;
   }
+  const int64_t tables = TableBytes({job});
+  const int64_t beside = overhead + tables;
   SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model,
                         cache_->Inspect(base_real_path, job->shape.format));
   soup::v1::PlanReply reply;
@@ -211,19 +223,18 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   reply.set_host_store_bytes(model.slab_bytes);
   reply.set_steps_total(job->steps_total());
   reply.set_micro_batches(job->train.max_micro_batches());
-  const int64_t budget = SetBudget({job}, DeviceBudget(), overhead);
+  const int64_t budget = SetBudget({job}, DeviceBudget(), overhead, tables);
   const int64_t host_budget = HostBudget();
-  reply.set_budget_bytes(budget + overhead);
+  reply.set_budget_bytes(budget + beside);
   SOUP_ASSIGN_OR_RETURN(const int64_t least, LeastBudget(*job));
-  reply.set_minimum_bytes(least + overhead);
+  reply.set_minimum_bytes(least + beside);
   const absl::StatusOr<SetPlan> set = PlanSet({job}, budget, profile, host_budget);
   if (absl::IsResourceExhausted(set.status())) {
     reply.set_fits(false);
-    reply.set_verdict(
-        absl::StrCat("does not fit: the job needs at least ", HumanBytes(least + overhead), " (",
-                     least + overhead, " bytes) on the device, it may have ",
-                     HumanBytes(budget + overhead), " (", budget + overhead,
-                     " bytes); raise resources.vram, or lower data.max_length or lora.r"));
+    reply.set_verdict(absl::StrCat(
+        "does not fit: the job needs at least ", HumanBytes(least + beside), " (", least + beside,
+        " bytes) on the device, it may have ", HumanBytes(budget + beside), " (", budget + beside,
+        " bytes); raise resources.vram, or lower data.max_length or lora.r"));
     return reply;
   }
   SOUP_RETURN_IF_ERROR(set.status());
@@ -251,18 +262,18 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   reply.set_pass_host_bytes(memory.host_bytes());
   reply.set_predicted_offload_bytes(passes * forecast.offload_bytes);
   reply.set_passes_a_step(static_cast<int32_t>(passes));
-  AddRows(memory, &reply);
+  AddRows(memory, tables, &reply);
   AddHostRows(memory, model.slab_bytes, engine::AdapterElements(job->shape.model, job->shape.lora),
               &reply);
   SOUP_ASSIGN_OR_RETURN(const auto next,
                         engine::NextUsefulBudget(job->shape.model, job->shape.format, pass,
                                                  {budget, host_budget}, profile));
   if (next.has_value()) {
-    reply.set_next_budget_bytes(next->device_bytes + overhead);
+    reply.set_next_budget_bytes(next->device_bytes + beside);
     reply.set_next_step_seconds(static_cast<double>(passes) * next->step_seconds);
   }
-  reply.set_verdict(absl::StrCat("fits: ", HumanBytes(memory.arena_bytes() + overhead), " of ",
-                                 HumanBytes(budget + overhead), " on the device, ",
+  reply.set_verdict(absl::StrCat("fits: ", HumanBytes(memory.device_bytes() + beside), " of ",
+                                 HumanBytes(budget + beside), " on the device, ",
                                  set->placement.slots, " slots for ", job->shape.model.layers,
                                  " layers, activations: ", reply.retention()));
   return reply;

@@ -254,7 +254,8 @@ bool DaemonOrchestrator::Fits(const std::vector<std::string>& ids, int64_t devic
     overhead = device_.overhead_bytes;
   }
   const auto jobs = PreparedOf(ids);
-  return planner_.Plan(jobs, SetBudget(jobs, device_budget, overhead), profile, HostBudget()).ok();
+  const int64_t budget = SetBudget(jobs, device_budget, overhead, TableBytes(jobs));
+  return planner_.Plan(jobs, budget, profile, HostBudget()).ok();
 }
 
 void DaemonOrchestrator::StartPass() {
@@ -318,7 +319,6 @@ void DaemonOrchestrator::StartPass() {
 // Jobs that do not fit even alone: told so with both numbers.
 void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_t device_budget) {
   const DeviceMemoryView memory = DeviceMemory();
-  const int64_t overhead = memory.overhead_bytes;
   const int64_t most = LargestProcess(memory, Limits());
   for (const std::string& id : ids) {
     Job* job = Find(id);
@@ -330,7 +330,8 @@ void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_
       Attend(job);
       continue;
     }
-    const int64_t needed = *least + overhead;
+    const int64_t overhead = memory.overhead_bytes;
+    const int64_t needed = *least + overhead + TableBytes({job->prepared});
     const int64_t asked = job->spec.resources().vram_bytes();
     if ((asked > 0 && asked < needed) || (most > 0 && most < needed)) {
       job->exit = Exit{

@@ -29,12 +29,22 @@ std::vector<engine::MicroBatch> MicroBatchesAt(const PreparedJob& job, const Job
 
 }  // namespace
 
+int64_t SetTableBytes(const std::vector<std::shared_ptr<const PreparedJob>>& jobs, bool pinned) {
+  const PreparedJob& first = *jobs.front();
+  if (!pinned || first.numeric.backend != "cuda") return 0;
+  std::vector<engine::LoraShape> adapters;
+  adapters.reserve(jobs.size());
+  for (const auto& job : jobs) adapters.push_back(job->shape.lora);
+  return engine::PinnedTableBytes(
+      engine::PinnedByJobs(first.shape.model, first.shape.format, adapters));
+}
+
 int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
-                  int64_t device_budget_bytes, int64_t overhead_bytes) {
-  int64_t budget = device_budget_bytes;
+                  int64_t device_budget_bytes, int64_t overhead_bytes, int64_t table_bytes) {
+  int64_t budget = device_budget_bytes - table_bytes;
   for (const auto& job : jobs) {
     const int64_t asked = job->spec.resources().vram_bytes();
-    if (asked > 0) budget = std::min(budget, asked - overhead_bytes);
+    if (asked > 0) budget = std::min(budget, asked - overhead_bytes - table_bytes);
   }
   return std::max<int64_t>(budget, 0);
 }

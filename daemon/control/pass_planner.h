@@ -42,10 +42,16 @@ struct PassMember {
   JobCursor cursor;
 };
 
-// The most that each job of the set allows the arena to be, and the device: the least of all.
-// `overhead`: the process's bytes on the device beside the arena (job budgets include them).
+// Bytes of the device that map the host memory which the set pins whatever its placement: its base
+// and its jobs' states (engine/plan/job_plan.h). 0 on the CPU, and where the worker could not pin.
+int64_t SetTableBytes(const std::vector<std::shared_ptr<const PreparedJob>>& jobs, bool pinned);
+
+// The most that each job of the set allows a pass to take on the device, and the device: the least
+// of all. `overhead_bytes`: the process's own there, which job budgets include and the device's
+// does not; `table_bytes`: SetTableBytes, which both include. Tables of a base that is pinned
+// already are gone from the device's budget and are taken off it once more: 2 MB a GB too little.
 int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
-                  int64_t device_budget_bytes, int64_t overhead_bytes);
+                  int64_t device_budget_bytes, int64_t overhead_bytes, int64_t table_bytes);
 
 // The plan of a set under a budget (`host_budget_bytes`: for what passes keep in host memory); not
 // remembered. Errors: ResourceExhausted with both numbers.

@@ -113,7 +113,7 @@ class Chooser {
     Placement p = *best_;
     for (int i = 0; i < kMostRetreats; ++i) {
       SOUP_ASSIGN_OR_RETURN(MemoryPlan plan, PlanMemory(model_, format_, jobs_, p));
-      if (plan.arena_bytes() <= limits_.device_bytes) {
+      if (plan.device_bytes() <= limits_.device_bytes) {
         plan.placement = Canonical(p);
         return plan;
       }
@@ -190,7 +190,8 @@ class Chooser {
     p.head_slices = 0;
     const PassRequests base = MakePassRequests(model_, format_, jobs_, p, /*named=*/false);
     if (HostBytes(base) > limits_.host_bytes) return absl::OkStatus();
-    const int64_t least = ArenaLowerBound(base.device);
+    const int64_t tables = host_ ? PinnedTableBytes(ArenaLowerBound(base.host)) : 0;
+    const int64_t least = ArenaLowerBound(base.device) + tables;
     for (const bool optimizer_host : {false, true}) {
       if (optimizer_host && !host_) continue;
       for (const int32_t slices : heads) {
@@ -304,7 +305,7 @@ absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat for
         if (host && (jobs.empty() || !OnDevice(jobs))) continue;
         placement.boundaries_host = placement.optimizer_host = host;
         SOUP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(model, format, jobs, placement));
-        least = std::min(least, plan.arena_bytes());
+        least = std::min(least, plan.device_bytes());
       }
     }
   }
@@ -358,7 +359,7 @@ absl::StatusOr<std::optional<NextBudget>> NextUsefulBudget(const ModelSpec& mode
   all.head_resident = true;
   Retain(Retention::kKeep, &all);
   SOUP_ASSIGN_OR_RETURN(const MemoryPlan most, PlanMemory(model, format, jobs, all));
-  int64_t low = limits.device_bytes, high = std::max(low, most.arena_bytes());
+  int64_t low = limits.device_bytes, high = std::max(low, most.device_bytes());
   SOUP_ASSIGN_OR_RETURN(double seconds, seconds_under(high));
   if (seconds > wanted) return std::optional<NextBudget>();
   while (high - low > low / 100) {

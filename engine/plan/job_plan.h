@@ -100,13 +100,24 @@ absl::StatusOr<std::vector<PassItem>> MakePassItems(const std::vector<MicroBatch
                                                     const NumericPlan& plan, int32_t first,
                                                     int32_t count, bool train);
 
+// Bytes of a card that map pinned host memory: its page tables, 8 bytes for each page of 4 KiB, on
+// huge pages too (as measured: docs/BENCHMARKS.md). Neither arena nor overhead: they come and go
+// with what is pinned, which is counted in pages of 2 MiB.
+int64_t PinnedTableBytes(int64_t pinned_bytes);
+// Host memory that a worker pins for jobs of one base whatever their placement: the base, and each
+// job's weights, gradients and moments in fp32.
+int64_t PinnedByJobs(const ModelSpec& model, BaseFormat format,
+                     const std::vector<LoraShape>& adapters);
+
 struct MemoryPlan {
   Placement placement;
   ArenaLayout arena;             // every buffer of the pass by name
   int64_t persistent_bytes = 0;  // the part from offset 0 that does not depend on the items: slots,
                                  // resident head, adapters' states
   ArenaLayout host;  // what the pass keeps in pinned host memory, by the names of its buffers
+  int64_t table_bytes = 0;  // PinnedTableBytes of `host`, on a card
   int64_t arena_bytes() const { return arena.bytes; }
+  int64_t device_bytes() const { return arena.bytes + table_bytes; }
   int64_t host_bytes() const { return host.bytes; }
 };
 
@@ -129,16 +140,16 @@ absl::StatusOr<Forecast> ForecastPass(const ModelSpec& model, BaseFormat format,
                                       const std::vector<PassJob>& jobs, const Placement& placement,
                                       const MachineProfile& profile);
 
-// What a pass may take. Host bytes: beside the base, in pinned memory; nothing is kept there on the
-// CPU backend, where the arena is host memory itself.
+// What a pass may take. Device bytes: the arena, and the page tables of what it keeps in pinned
+// host memory. Host bytes: beside the base, in pinned memory; nothing is kept there on the CPU
+// backend, where the arena is host memory itself.
 struct PlacementLimits {
   int64_t device_bytes = 0;
   int64_t host_bytes = INT64_MAX;
 };
 
 // The placement with the shortest predicted pass that keeps within the limits. Errors:
-// ResourceExhausted, with the least budget that would do (also in `minimum_bytes` of
-// MinimumArenaBytes).
+// ResourceExhausted, with the least budget that would do (MinimumArenaBytes).
 //
 // The search: what the layers keep is tried on a grid of layer counts for each class and home; what
 // then is left of the budget goes to slots, all in the ring or all but a ring of two or three
@@ -152,6 +163,7 @@ absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat fo
 absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat format,
                                            const std::vector<PassJob>& jobs, int64_t budget_bytes,
                                            const MachineProfile& profile);
+// The least device bytes, as in PlacementLimits.
 absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat format,
                                           const std::vector<PassJob>& jobs);
 

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "engine/model/slab_contents.h"
 #include "engine/plan/job_plan.h"
 #include "engine/plan/pass_buffers.h"
 #include "engine/plan/pass_requests.h"
@@ -134,6 +135,20 @@ int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora) {
   return n * model.layers;
 }
 
+int64_t PinnedTableBytes(int64_t pinned_bytes) {
+  constexpr int64_t kMapped = int64_t{2} << 20, kPage = 4096, kEntry = 8;
+  return (pinned_bytes + kMapped - 1) / kMapped * (kMapped / kPage * kEntry);
+}
+
+int64_t PinnedByJobs(const ModelSpec& model, BaseFormat format,
+                     const std::vector<LoraShape>& adapters) {
+  constexpr int64_t kState = 4 * sizeof(float);  // weights, gradients, two moments
+  int64_t bytes = 0;
+  for (int64_t slab = 0; slab < SlabCount(model); ++slab) bytes += SlabBytes(model, format, slab);
+  for (const LoraShape& lora : adapters) bytes += kState * AdapterElements(model, lora);
+  return bytes;
+}
+
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, BaseFormat format,
                                       const std::vector<PassJob>& jobs, const Placement& wanted) {
   const Placement placement = NormalPlacement(wanted, model.layers);
@@ -145,6 +160,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, BaseFormat format,
   plan.persistent_bytes = requests.persistent_bytes;
   plan.arena = LayOutArena(requests.device);
   plan.host = LayOutArena(requests.host);
+  if (jobs.front().numeric.backend == "cuda") plan.table_bytes = PinnedTableBytes(plan.host.bytes);
   plan.placement = wanted;
   plan.placement.slots = placement.slots;
   plan.placement.resident_layers = placement.resident_layers;

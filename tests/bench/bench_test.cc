@@ -98,6 +98,8 @@ TEST(BenchCliTest, ReportsRowsAsDocumented) {
   for (const json& row : ran.report["rows"]) {
     EXPECT_EQ(Keys(row), keys);
     EXPECT_EQ(row["planned_bytes"], row["arena_bytes"]);
+    EXPECT_EQ(row["detail"]["planned_arena_bytes"], row["arena_bytes"]);
+    EXPECT_EQ(row["detail"]["page_table_bytes"], 0);  // a card's
     EXPECT_GT(row["arena_bytes"].get<int64_t>(), 0);
     EXPECT_NEAR(row["tok_s"].get<double>() * row["step_s"].get<double>(),
                 row["batch"].get<double>() * 32, 1e-6);

@@ -134,11 +134,32 @@ TEST(PassPlannerTest, AChosenPlacementStandsUntilForgotten) {
 TEST(PassPlannerTest, TheBudgetOfASetIsTheLeastThatAnyoneAllows) {
   std::mt19937 rng(3);
   const auto free = MakeJob("a", rng), tight = MakeJob("b", rng, 1000);
-  EXPECT_EQ(SetBudget({free}, 5000, 0), 5000);
-  EXPECT_EQ(SetBudget({free, tight}, 5000, 0), 1000);
-  EXPECT_EQ(SetBudget({tight}, 5000, 300), 700);
-  EXPECT_EQ(SetBudget({tight}, 500, 300), 500);
-  EXPECT_EQ(SetBudget({tight}, 5000, 3000), 0);
+  EXPECT_EQ(SetBudget({free}, 5000, 0, 0), 5000);
+  EXPECT_EQ(SetBudget({free, tight}, 5000, 0, 0), 1000);
+  EXPECT_EQ(SetBudget({tight}, 5000, 300, 0), 700);
+  EXPECT_EQ(SetBudget({tight}, 500, 300, 0), 500);
+  EXPECT_EQ(SetBudget({tight}, 5000, 3000, 0), 0);
+  // Page tables come out of what is free on the device, and out of what a job allows.
+  EXPECT_EQ(SetBudget({free}, 5000, 300, 200), 4800);
+  EXPECT_EQ(SetBudget({tight}, 5000, 300, 200), 500);
+  EXPECT_EQ(SetBudget({tight}, 100, 300, 200), 0);
+}
+
+TEST(PassPlannerTest, ACardMapsWhatTheJobsPin) {
+  std::mt19937 rng(4);
+  const auto first = MakeJob("a", rng);
+  EXPECT_EQ(SetTableBytes({first}, true), 0) << "the CPU has no page tables of its own";
+  PreparedJob job{"c", first->spec, first->shape, first->numeric, first->train, {}, "", "base", {}};
+  job.numeric.backend = "cuda";
+  job.shape.lora.r = 1 << 20;  // 16 bytes an element: more than the rounding to 2 MiB
+  const engine::JobShape shape = job.shape;
+  const auto on_card = std::make_shared<PreparedJob>(std::move(job));
+  const int64_t alone = SetTableBytes({on_card}, true);
+  EXPECT_EQ(alone, engine::PinnedTableBytes(
+                       engine::PinnedByJobs(shape.model, shape.format, {shape.lora})));
+  EXPECT_GT(alone, 0);
+  EXPECT_GT(SetTableBytes({on_card, on_card}, true), alone) << "one base, two states";
+  EXPECT_EQ(SetTableBytes({on_card}, false), 0) << "nothing is pinned";
 }
 
 }  // namespace

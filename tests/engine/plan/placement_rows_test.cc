@@ -88,7 +88,8 @@ TEST_P(Rows, FitAndReachTheirMark) {
   const double ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_LE(plan->arena_bytes(), budget);
+  EXPECT_LE(plan->device_bytes(), budget);
+  EXPECT_EQ(plan->table_bytes, PinnedTableBytes(plan->host_bytes()));
   const auto forecast = ForecastPass(model, row.format, jobs, plan->placement, H200());
   ASSERT_TRUE(forecast.ok()) << forecast.status();
   std::printf(
@@ -114,7 +115,7 @@ TEST_P(Rows, MoreMemoryIsNeverSlower) {
     const auto plan =
         ChoosePlacement(model, row.format, jobs, static_cast<int64_t>(budget), H200());
     ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_LE(plan->arena_bytes(), static_cast<int64_t>(budget));
+    EXPECT_LE(plan->device_bytes(), static_cast<int64_t>(budget));
     const auto forecast = ForecastPass(model, row.format, jobs, plan->placement, H200());
     ASSERT_TRUE(forecast.ok());
     EXPECT_LE(forecast->step_seconds, last * 1.005) << budget << " bytes";
@@ -139,6 +140,32 @@ TEST(PlacementRows, KeepsWithinHostMemory) {
     EXPECT_LE(forecast->step_seconds, last * 1.005);
     last = forecast->step_seconds;
   }
+}
+
+// A card maps what a pass pins: 2 MB a GB that no arena has.
+TEST(PlacementRows, PageTablesArePartOfTheBudget) {
+  EXPECT_EQ(PinnedTableBytes(0), 0);
+  EXPECT_EQ(PinnedTableBytes(1), 4096);
+  EXPECT_EQ(PinnedTableBytes(int64_t{1} << 30), 2 << 20);
+  const Row row = {"", false, BaseFormat::kNf4DoubleQuant, 32, 512, 12, 0, 1, ""};
+  PassJob job = Job(row);
+  Placement host;
+  Retain(Retention::kHost, &host);
+  const auto on_card = PlanMemory(Llama8b(), row.format, {job}, host);
+  ASSERT_TRUE(on_card.ok()) << on_card.status();
+  EXPECT_GT(on_card->table_bytes, 32 << 20);  // 21 GB of activations
+  EXPECT_EQ(on_card->device_bytes(), on_card->arena_bytes() + on_card->table_bytes);
+  job.numeric.backend = "cpu";
+  const auto on_host = PlanMemory(Llama8b(), row.format, {job}, host);
+  ASSERT_TRUE(on_host.ok()) << on_host.status();
+  EXPECT_EQ(on_host->table_bytes, 0);
+  // The base, and 16 bytes an element of each adapter.
+  const LoraShape lora = job.lora;
+  const int64_t one = PinnedByJobs(Llama8b(), row.format, {lora});
+  EXPECT_GT(one, 5'500'000'000);
+  EXPECT_LT(one, 5'900'000'000);
+  EXPECT_EQ(PinnedByJobs(Llama8b(), row.format, {lora, lora}),
+            one + 16 * AdapterElements(Llama8b(), lora));
 }
 
 TEST(PlacementRows, TheNextUsefulBudgetIsUseful) {
