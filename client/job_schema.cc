@@ -32,8 +32,9 @@ constexpr JobKey kKeys[] = {
      .key = "path",
      .kind = KeyKind::kServerPath,
      .required = true,
-     .meaning = "The frozen model: a Hugging Face folder on soupd's host, under one of its model "
-                "roots. A relative path starts at the job file."},
+     .meaning =
+         "The frozen model: a Hugging Face folder or a .gguf file on soupd's host, under one "
+         "of its model roots. A relative path starts at the job file."},
     {.section = "base",
      .key = "format",
      .kind = KeyKind::kChoice,

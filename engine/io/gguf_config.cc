@@ -243,6 +243,11 @@ class ConfigWriter {
 
 absl::StatusOr<GgufShape> ReadGgufConfig(const GgufFile& file) {
   SOUP_ASSIGN_OR_RETURN(const std::string name, file.Text("general.architecture"));
+  SOUP_ASSIGN_OR_RETURN(const int64_t files, file.IntOr("split.count", 1));
+  if (files > 1)
+    return file.Error(absl::StrCat("it is one of ", files,
+                                   " files that the model was split into (split.count), which is "
+                                   "not supported; merge them (llama-gguf-split --merge)"));
   SOUP_ASSIGN_OR_RETURN(const int64_t experts, file.IntOr(absl::StrCat(name, ".expert_count"), 0));
   // Experts where the architecture knows none are refused by their key.
   const GgufArchitecture* arch = FindGgufArchitecture(name, experts != 0);

@@ -236,6 +236,8 @@ TEST(GgufImportTest, RefusalsNameTheKeyOrTensor) {
   EXPECT_THAT(
       error(GoldenGguf("phi3"), [](GgufWriter& w) { w.Text("phi3.rope.scaling.type", "dynamic"); }),
       HasSubstr("'dynamic' is not supported"));
+  EXPECT_THAT(error(GoldenGguf("llama"), [](GgufWriter& w) { w.Int("split.count", 3); }),
+              HasSubstr("one of 3 files"));
 }
 
 // Whole models, so that the fuzzer begins behind every check.
