@@ -125,7 +125,6 @@ inline constexpr char kAgainAttention[] = "again/attention";  // AttentionBlock
 // loss.
 inline constexpr char kWeightScratch[] = "weight";               // wt, largest group or head slice
 inline constexpr char kForwardHidden[] = "forward/hidden";       // act [T, H]
-inline constexpr char kForwardRstd[] = "forward/rstd";           // fp32 [T]
 inline constexpr char kForwardQkvOut[] = "forward/qkv";          // act [T, NQ]
 inline constexpr char kForwardLse[] = "forward/lse";             // fp32 [T, Hq]
 inline constexpr char kForwardGateUpOut[] = "forward/gate_up";   // act [T, 2 I]
@@ -134,7 +133,6 @@ inline constexpr char kForwardDropped[] = "forward/dropped";     // act [T, max 
 inline constexpr char kLossGathered[] = "loss/gathered";         // act [T, H]
 inline constexpr char kLossLogits[] = "loss/logits";             // fp32 [T, slice]
 inline constexpr char kBackwardHidden[] = "backward/hidden";     // act [T, H]
-inline constexpr char kBackwardRstd[] = "backward/rstd";         // fp32 [T]
 inline constexpr char kBackwardDHidden[] = "backward/d_hidden";  // act [T, H]
 inline constexpr char kBackwardGateUpIn[] = "backward/gate_up";  // act [T, 2 I]
 inline constexpr char kBackwardMlpLowRank[] = "backward/mlp_low_rank";  // act [MLP targets, T, r]

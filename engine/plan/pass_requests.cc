@@ -288,7 +288,6 @@ class Planner {
       AddForward(SharedInBand(name, b), "forward", bytes, b);
     };
     add(kForwardHidden, t * model_.hidden * act);
-    add(kForwardRstd, t * kF32Bytes);
     add(kForwardDropped, largest_.dropped * act);
     add(kForwardLowRank, std::max(attention, mlp) * rank * act);
     const int32_t qkv = time_.Forward(b, kForwardQkv), gate_up = time_.Forward(b, kForwardGateUp);
@@ -318,7 +317,6 @@ class Planner {
       Add(SharedInBand(name, b), "backward", bytes, time_.Backward(b, op), time_.Backward(b, op));
     };
     add(kBackwardHidden, t * model_.hidden * act);
-    add(kBackwardRstd, t * kF32Bytes);
     add(kBackwardDHidden, t * model_.hidden * act);
     add(kBackwardDLowRank, t * largest_.train_rank * act);
     add(kBackwardDropped, largest_.dropped * act);

@@ -95,8 +95,6 @@ absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
   }
   SOUP_ASSIGN_OR_RETURN(scratch_.hidden,
                         TakeShared(owners, kForwardHidden, largest_.tokens * m.hidden, act));
-  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, TakeShared(owners, kForwardRstd, largest_.tokens, 4));
-  scratch_.rstd = reinterpret_cast<float*>(rstd);
   const bool all_kept = band.attention != Home::kRecompute && band.mlp != Home::kRecompute;
   const int64_t rank =
       all_kept ? largest_.score_rank : std::max(largest_.score_rank, largest_.train_rank);
@@ -203,7 +201,7 @@ void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std
   args.x = x;
   args.weight = reinterpret_cast<const uint16_t*>(weight);
   args.y = scratch_.hidden;
-  args.rstd = scratch_.rstd;
+  args.rstd = nullptr;
   args.T = item.T;
   args.H = env_.spec.hidden;
   args.eps = static_cast<float>(env_.spec.rms_eps);

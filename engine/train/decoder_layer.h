@@ -55,7 +55,6 @@ class DecoderLayer {
   struct Scratch {
     std::vector<ArenaBuffer> owners;
     std::byte* hidden = nullptr;             // act [T, H]
-    float* rstd = nullptr;                   // [T]
     std::byte* d_hidden = nullptr;           // act [T, H]; backward
     std::byte* low_rank = nullptr;           // act [T, n r]; forward where a class is not kept
     float* partials = nullptr;               // attention backward where act is bf16 and heads share

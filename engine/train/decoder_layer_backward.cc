@@ -25,8 +25,6 @@ absl::Status DecoderLayer::BeginBackward(const LayerBand& band, int32_t index) {
     SetAttention(env_, item, again, &item.again);
   }
   SOUP_ASSIGN_OR_RETURN(scratch_.hidden, TakeShared(owners, kBackwardHidden, t * m.hidden, act));
-  SOUP_ASSIGN_OR_RETURN(std::byte * rstd, TakeShared(owners, kBackwardRstd, t, 4));
-  scratch_.rstd = reinterpret_cast<float*>(rstd);
   SOUP_ASSIGN_OR_RETURN(scratch_.d_hidden, TakeShared(owners, kBackwardDHidden, t * m.hidden, act));
   SOUP_ASSIGN_OR_RETURN(scratch_.lora.d_low_rank,
                         TakeShared(owners, kBackwardDLowRank, t * largest_.train_rank, act));
@@ -128,12 +126,12 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
   const LayerLayout& layout = env_.layout(layer);
   const std::byte* norm = slab + layout.post_attention_norm_offset;
   const kernels::GateActivation gate = GateOf(env_.spec);
-  if (kept) {
-    Norm(item, a.middle, norm);  // h2
-  } else {
+  if (!kept) {
     a.gate_up = mlp_again.gate_up;
     a.mlp_low_rank = mlp_again.mlp_low_rank;
     GateUp(item, layer, slab, w, a);
+  } else if (item.lora->adapts(Group::kGateUp)) {
+    Norm(item, a.middle, norm);  // h2, for dA
   }
   if (item.lora->adapts(Group::kDown)) {
     std::byte* u = LowRank(item, Group::kDown, a);
@@ -273,7 +271,7 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
 
   const std::byte* x = item.input;
   const std::byte* norm = slab + env_.layout(layer).input_norm_offset;
-  Norm(item, x, norm);  // h1
+  if (item.lora->adapts(Group::kQkv)) Norm(item, x, norm);  // h1, for dA
   std::byte* d_hidden = layer > 0 ? scratch_.d_hidden : nullptr;
   if (layer > 0) LinearBackward(env_, d_qkv, item.T, w, d_hidden);
   LoraBackward(env_, item, layer, Group::kQkv, d_qkv, nq, scratch_.hidden,
@@ -281,19 +279,20 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   if (layer > 0) NormBackward(item, x, norm);
 }
 
-// grad += the norm's backward of scratch_.d_hidden, at input x whose rstd is in scratch_.rstd.
+// grad += the norm's backward of scratch_.d_hidden, at input x.
 void DecoderLayer::NormBackward(const PassItemState& item, const std::byte* x,
                                 const std::byte* weight) {
   kernels::RmsNormBackwardArgs args;
   args.dy = scratch_.d_hidden;
   args.x = x;
   args.weight = reinterpret_cast<const uint16_t*>(weight);
-  args.rstd = scratch_.rstd;
+  args.rstd = nullptr;
   args.dx = item.grad;
   args.T = item.T;
   args.H = env_.spec.hidden;
   args.accumulate = true;
   args.weight_offset = static_cast<float>(env_.spec.norm_offset);
+  args.eps = static_cast<float>(env_.spec.rms_eps);
   env_.backend->RmsNormBackward(args);
 }
 
