@@ -2,12 +2,21 @@
 # Makes a folder and a tarball that run on another x86-64 Linux machine with glibc >= 2.36, without packages: programs in bin/, the
 # shared libraries they need in lib/ (found by their own rpath). glibc, the NVIDIA driver and the CUDA 13 libraries stay the
 # machine's: cuBLASLt is looked for where LD_LIBRARY_PATH and the system's loader look, and in /usr/local/cuda/lib64.
-#   deploy/bundle.sh [--with-tests] [BUILD_DIR [OUT_DIR]]     default: build/cpu, out/soupd-<version>-x86_64
-# --with-tests: the GPU tests and their data too; on the other machine: tests/gpu/run_on_gpu.sh.
+#   deploy/bundle.sh [--with-tests] [--xz] [BUILD_DIR [OUT_DIR]]     default: build/cpu, out/soupd-<version>-x86_64
+# --with-tests: the GPU tests and their data too; on the other machine: tests/gpu/run_on_gpu.sh. --xz: a tarball of half the
+# size, OUT_DIR.tar.xz, that takes a minute to make.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 with_tests=no
-[ "${1:-}" != --with-tests ] || { with_tests=yes; shift; }
+compress=gz
+while [ $# -gt 0 ]; do
+  case $1 in
+    --with-tests) with_tests=yes; shift ;;
+    --xz) compress=xz; shift ;;
+    -*) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) break ;;
+  esac
+done
 build=${1:-$root/build/cpu}
 version=$(sed -n 's/^project(soupd VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt")
 out=${2:-$root/out/soupd-$version-x86_64}
@@ -21,12 +30,16 @@ for program in soupd soup-worker soupctl soup-bench; do
 done
 if [ "$with_tests" = yes ]; then
   mkdir -p "$out/tests/bin" "$out/tests/golden"
-  for test in cuda_ops_test cuda_same_bits_test golden_check daemon_device_test daemon_crash_test register_bench; do
+  for test in cuda_ops_test cudnn_ops_test cuda_same_bits_test cuda_same_bits_matrix_test cuda_long_attention_test golden_check \
+      daemon_device_test daemon_crash_test register_bench; do
     [ -x "$build/tests/$test" ] || { echo "$0: $build/tests/$test is not built: cmake --build $build --target $test" >&2; exit 1; }
     strip -o "$out/tests/bin/$test" "$build/tests/$test"
   done
   cp -r "$root/tests/gpu" "$root/tests/cases" "$out/tests/"
-  cp -r "$root/tests/golden/llama" "$root/tests/golden/llama31" "$root/tests/golden/smollm" "$out/tests/golden/"
+  rm -rf "$out/tests/gpu/__pycache__"
+  for config in "$root"/tests/golden/*/config.json; do
+    cp -r "$(dirname "$config")" "$out/tests/golden/"
+  done
 fi
 # patchelf 0.14 writes over an old rpath in place, and with it over the names of symbols that the linker put into its tail
 # ("read" in ".../openblas-pthread"): the old one is taken away first.
@@ -62,5 +75,25 @@ for program in $programs; do
     exit 1
   fi
 done
-tar -C "$(dirname "$out")" -czf "$out.tar.gz" "$(basename "$out")"
-echo "$out.tar.gz: $(du -h "$out.tar.gz" | cut -f1), $(ls "$out/lib" | wc -l) libraries"
+# And from its own libraries: what else it finds must be what stays the machine's.
+started=0
+here=$(realpath "$out")
+for program in $programs; do
+  if strange=$(env -i ldd "$program" | awk '/=> \// {print $3}' | xargs -r realpath -s | grep -vE "^$here/lib/" | grep -vE "/${stays#^}"); then
+    echo "$0: $program would take from the machine: $strange" >&2
+    exit 1
+  fi
+  [[ $program != */register_bench ]] || continue  # takes no words: it measures at once
+  ask=--help
+  [[ $program != *_test ]] || ask=--gtest_list_tests
+  if ! env -i HOME=/nonexistent "$program" $ask >"$out.started" 2>&1; then
+    # Without the driver's or CUDA's libraries on the machine that makes it, a bundle cannot be tried there.
+    if grep -qE 'libcu|libnv' "$out.started"; then continue; fi
+    echo "$0: $program $ask does not start: $(head -c 2000 "$out.started")" >&2
+    exit 1
+  fi
+  started=$((started + 1))
+done
+rm -f "$out.started"
+XZ_OPT=-T0 tar -C "$(dirname "$out")" --auto-compress -cf "$out.tar.$compress" "$(basename "$out")"
+echo "$out.tar.$compress: $(du -h "$out.tar.$compress" | cut -f1), $(ls "$out/lib" | wc -l) libraries, $started programs started"

@@ -49,7 +49,7 @@ gtests() {
   local passed failed skips
   passed=$(sum_of PASSED "${logs[@]}") skips=$(sum_of SKIPPED "${logs[@]}") failed=$(sum_of FAILED "${logs[@]}")
   echo "$passed passed, $skips skipped, $failed failed" >"$note"
-  grep -hE '^\[  FAILED  \] [^0-9]' "${logs[@]}" | sort -u | head -n 40
+  grep -hE '^\[  FAILED  \] [^0-9]' "${logs[@]}" | grep -v ' ms)$' | sort -u | head -n 40
   [ "$status" = 0 ] || return 1
   [ "$passed" -gt 0 ] || return $skipped
 }
@@ -60,6 +60,7 @@ sum_of() { grep -hoE "^\[ +$1 +\] [0-9]+ test" "${@:2}" | grep -oE '[0-9]+' | aw
 sharded() {
   local shards=$1 i logs=()
   shift
+  [ -x "$1" ] || { echo "$1 is not here: build it, or make the bundle anew" >"$note"; return 1; }
   gtests < <(for ((i = 0; i < shards; ++i)); do
     echo "$part.$i.log env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i $*"
   done)
@@ -86,7 +87,7 @@ golden_one() {
     0) echo "ok $model" ;;
     "$skipped") echo "skipped $model" ;;
     *) echo "FAILED $model: $(grep -c ' PASS$' "$log") checks within bounds, $(grep -c ' FAIL$' "$log") not"
-       grep ' FAIL$' "$log" | head -n 5 ;;
+       if grep -q ' FAIL$' "$log"; then grep ' FAIL$' "$log" | head -n 5; else tail -n 2 "$log"; fi ;;
   esac
 }
 part_golden() {
