@@ -254,6 +254,22 @@ class Writer {
     return absl::OkStatus();
   }
 
+  // Without SentencePiece's model, llama.cpp's converter gives every token one score.
+  absl::Status CheckOrder(const std::vector<double>& scores) const {
+    int64_t normal = 0;
+    double first = 0;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (Type(i) != kNormal) continue;
+      if (normal++ == 0) first = scores[i];
+      if (scores[i] != first) return absl::OkStatus();
+    }
+    if (normal < 2) return absl::OkStatus();
+    return file_.Error(absl::StrCat(
+        "tokenizer.ggml.scores has ", first,
+        " for every token, so the file does not say in which order tokens merge (it was converted "
+        "without a tokenizer.model); use the model's Hugging Face folder"));
+  }
+
   int64_t FirstUnknown() const {
     for (size_t i = 0; i < tokens_.size(); ++i) {
       if (Type(i) == kUnknown) return static_cast<int64_t>(i);
@@ -265,6 +281,7 @@ class Writer {
     const auto* told = file_.List<double>("tokenizer.ggml.scores");
     if (told == nullptr || told->size() != tokens_.size())
       return file_.Error("tokenizer.ggml.scores is not there, or has not a score for each token");
+    SOUP_RETURN_IF_ERROR(CheckOrder(*told));
     std::vector<double> scores = *told;
     const bool gemma = absl::StartsWith(arch_, "gemma");
     SOUP_RETURN_IF_ERROR(RestoreUserDefined(scores));

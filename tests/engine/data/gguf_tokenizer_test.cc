@@ -71,6 +71,8 @@ TEST(GgufTokenizerTest, WhatTheFileDoesNotKeepIsRefused) {
       ErrorOf("phi3", {"<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>"},
               {3, 3, 3, 1, 3}),
       HasSubstr("no control token <|end|>"));
+  EXPECT_THAT(ErrorOf("llama", {"<unk>", "a", "b", "ab"}, {2, 1, 1, 1}),
+              HasSubstr("has 0 for every token"));
   // A run of blanks twice over.
   EXPECT_THAT(ErrorOf("llama", {"<unk>", "\xe2\x96\x81\xe2\x96\x81", "  "}, {2, 1, 4}),
               HasSubstr("is there twice"));
