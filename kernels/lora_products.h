@@ -47,7 +47,7 @@ void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, int64_t wt_bytes, co
     g.N = a.linears.width[m];
     g.K = a.r;
     g.alpha = a.scale;
-    g.beta = 1;
+    g.beta = a.accumulate ? 1 : 0;
     g.A = lora_products::At(a.u, m * c, act_bytes);
     g.lda = columns;
     g.B = lora_products::At(a.b, row * a.r, wt_bytes);

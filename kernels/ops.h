@@ -230,7 +230,8 @@ struct LoraLinears {
   int32_t count;  // 1 .. 3
   int64_t column[3], width[3];
 };
-// y[t, column of m + j] += scale * sum_i u[t, m c + i] * b[row of m + j, i].
+// y[t, column of m + j] += scale * sum_i u[t, m c + i] * b[row of m + j, i]; without accumulate =,
+// and what y held is not read. Columns of no linear are left alone.
 struct LoraUpArgs {
   LoraLinears linears;
   const void* u;  // act [T, count * c]
@@ -238,6 +239,7 @@ struct LoraUpArgs {
   void* y;        // act; rows ldy apart
   int64_t T, r, ldy;
   float scale;
+  bool accumulate = true;
 };
 // du[t, m c + i] = scale * sum_j dy[t, column of m + j] * b[row of m + j, i].
 struct LoraBackArgs {

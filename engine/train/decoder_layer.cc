@@ -22,6 +22,13 @@ int64_t LowRankWidthOf(const LoraOnDevice& lora) {
   return most * lora.columns();
 }
 
+// Columns that adapters of a group write.
+int64_t Width(const kernels::LoraLinears& linears) {
+  int64_t width = 0;
+  for (int32_t i = 0; i < linears.count; ++i) width += linears.width[i];
+  return width;
+}
+
 }  // namespace
 
 DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items,
@@ -317,9 +324,11 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   // size, and gradients through softmax show it.
   const bool added = item.lora->adapts(Group::kQkv);
   const std::byte* rows = BiasRows(item, layer, slab, Group::kQkv, a.qkv, row);
-  if (added && rows == nullptr) env_.backend->FillZero(a.qkv, item.T * row * act);
+  // Adapters of q, k and v write every column that the product adds to.
+  const bool covered = Width(item.lora->site(layer, Group::kQkv).linears) == m.qkv_width();
+  if (added && rows == nullptr && !covered) env_.backend->FillZero(a.qkv, item.T * row * act);
   LoraForward(env_, item, layer, Group::kQkv, scratch_.hidden, LowRank(item, Group::kQkv, a), a.qkv,
-              row, scratch_.lora);
+              row, /*accumulate=*/rows != nullptr || !covered, scratch_.lora);
   LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, added ? a.qkv : rows);
   HeadNorms(item, layer, slab, a);
   Rope(item, layer, a.qkv, row, false);
@@ -353,7 +362,7 @@ void DecoderLayer::Output(const PassItemState& item, int64_t layer, const std::b
   LinearForward(env_, a.attention, item.T, w, out, h, normed ? nullptr : item.input);
   Bias(item, layer, slab, Group::kO, out, h);
   LoraForward(env_, item, layer, Group::kO, a.attention, LowRank(item, Group::kO, a), out, h,
-              scratch_.lora);
+              /*accumulate=*/true, scratch_.lora);
   if (!normed) return;
   env_.backend->CopyOnDevice(a.middle, item.input, item.T * h * env_.act_bytes);
   OutputNorm(item, out, slab + env_.layout(layer).attention_out_norm_offset, a.middle);
@@ -367,7 +376,7 @@ void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::b
   LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width,
                 BiasRows(item, layer, slab, Group::kGateUp, a.gate_up, width));
   LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
-              a.gate_up, width, scratch_.lora);
+              a.gate_up, width, /*accumulate=*/true, scratch_.lora);
 }
 
 // x' = middle + act Wd^T, act in item.work; normed first where the family does.
@@ -384,7 +393,7 @@ void DecoderLayer::Down(const PassItemState& item, int64_t layer, const std::byt
   LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : out);
   Bias(item, layer, slab, Group::kDown, out, h);
   LoraForward(env_, item, layer, Group::kDown, item.work, LowRank(item, Group::kDown, a), out, h,
-              scratch_.lora);
+              /*accumulate=*/true, scratch_.lora);
   if (!normed) return;
   if (a.middle != item.output) {
     env_.backend->CopyOnDevice(item.output, a.middle, item.T * h * env_.act_bytes);

@@ -99,12 +99,13 @@ void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, G
 }
 
 void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
-                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy,
+                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy, bool accumulate,
                  const LoraScratch& scratch) {
   if (!item.lora->adapts(group)) return;
   LoraLowRank(env, item, layer, group, x, u, scratch);
   const LoraSite& site = item.lora->site(layer, group);
-  env.backend->LoraUp({site.linears, u, site.b, y, item.T, item.lora->r, ldy, item.lora->scale});
+  env.backend->LoraUp(
+      {site.linears, u, site.b, y, item.T, item.lora->r, ldy, item.lora->scale, accumulate});
 }
 
 void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,

@@ -32,10 +32,10 @@ std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Group g, std
 void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                  const std::byte* x, std::byte* u, const LoraScratch& scratch);
 
-// u as above, then the adapted columns of y [T, the group's rows] += s * u B^T; rows of y are `ldy`
-// apart. Nothing when no linear of the group is adapted.
+// u as above, then the adapted columns of y [T, the group's rows] += s * u B^T (without accumulate:
+// =); rows of y are `ldy` apart. Nothing when no linear of the group is adapted.
 void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
-                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy,
+                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy, bool accumulate,
                  const LoraScratch& scratch);
 
 // dB += s * dy^T u, dA += du^T drop(x) with du = s * dy B; dx [T, in] += drop(du A), unless dx is

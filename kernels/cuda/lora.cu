@@ -50,7 +50,7 @@ __device__ __forceinline__ void Mma8(float (&c)[4], uint32_t a0, uint32_t a1, ui
       : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// ---- y [T, columns] += scale * u W^T: the rank is summed over ----
+// ---- y [T, columns] (+)= scale * u W^T: the rank is summed over ----
 // W [row, k] lies at w[row * ldw + k], or transposed at w[k * ldw + row]. A warp makes 16 rows of
 // 64 columns at a time and keeps its part of W in registers. The columns of its 8-wide mma tiles
 // are permuted so that a lane owns 8 consecutive columns of each 32: one 16-byte access a row.
@@ -64,6 +64,7 @@ struct ExpandArgs {
   int T, rank, ldu, ldw;
   int64_t ldy;
   float scale;
+  bool accumulate;  // false: as if y were 0
 };
 
 template <int K8, bool kTransposed>
@@ -100,7 +101,8 @@ __global__ void __launch_bounds__(kExpandBlock) ExpandKernel(const __grid_consta
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         v[i][half] = make_uint4(0, 0, 0, 0);
-        if (valid) v[i][half] = *reinterpret_cast<const uint4*>(y0 + row[i] * a.ldy + 32 * half);
+        if (valid && a.accumulate)
+          v[i][half] = *reinterpret_cast<const uint4*>(y0 + row[i] * a.ldy + 32 * half);
       }
 #pragma unroll
       for (int k = 0; k < K8; ++k) {
@@ -431,10 +433,11 @@ const bf16* In(const void* p) { return static_cast<const bf16*>(p); }
 cudaError_t LoraUp(const LoraUpArgs& a, cudaStream_t stream) {
   if (!LoraKernelsTake(a.linears, a.r, a.ldy) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
-  return ExpandAny({StripsOf(a.linears), In(a.u), In(a.b), static_cast<bf16*>(a.y),
-                    static_cast<int>(a.T), static_cast<int>(a.r),
-                    static_cast<int>(a.linears.count * a.r), static_cast<int>(a.r), a.ldy, a.scale},
-                   a.r, false, stream);
+  return ExpandAny(
+      {StripsOf(a.linears), In(a.u), In(a.b), static_cast<bf16*>(a.y), static_cast<int>(a.T),
+       static_cast<int>(a.r), static_cast<int>(a.linears.count * a.r), static_cast<int>(a.r), a.ldy,
+       a.scale, a.accumulate},
+      a.r, false, stream);
 }
 
 cudaError_t LoraBack(const LoraBackArgs& a, cudaStream_t stream) {
@@ -488,7 +491,8 @@ cudaError_t SkinnyGemm(const GemmArgs& a, cudaStream_t stream) {
   }
   return ExpandAny(
       {OneStrip(a.N), In(a.A), In(a.B), static_cast<bf16*>(a.C), static_cast<int>(a.M),
-       static_cast<int>(a.K), static_cast<int>(a.lda), static_cast<int>(a.ldb), a.ldc, a.alpha},
+       static_cast<int>(a.K), static_cast<int>(a.lda), static_cast<int>(a.ldb), a.ldc, a.alpha,
+       /*accumulate=*/true},
       a.K, true, stream);
 }
 

@@ -46,24 +46,32 @@ double Bound(const TestDevice& device, int64_t sum) {
   return (4.0 + std::sqrt(static_cast<double>(sum))) * 0x1p-24 + 2 * device.epsilon();
 }
 
-std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c) {
+Check RunUp(TestDevice& device, uint64_t seed, const LoraCase& c, bool accumulate) {
   Random random(seed);
   const auto u = RoundTo(device.act(), random.Normals(c.T * c.columns()));
   const auto b = RoundTo(device.wt(), random.Normals(c.rows() * c.r));
-  const auto before = RoundTo(device.act(), random.Normals(c.T * c.ldy));
+  auto before = RoundTo(device.act(), random.Normals(c.T * c.ldy));
+  // What is only written may hold anything.
+  for (int64_t t = 0; t < c.T && !accumulate; ++t)
+    c.ForEachColumn([&](int64_t, int64_t column, int64_t) { before[t * c.ldy + column] = NAN; });
   const DeviceTensor du(device, device.act(), u), db(device, device.wt(), b),
       dy(device, device.act(), before);
-  device.Run(LoraUpArgs{c.linears(), du.data(), db.data(), dy.data(), c.T, c.r, c.ldy, kScale});
+  device.Run(LoraUpArgs{c.linears(), du.data(), db.data(), dy.data(), c.T, c.r, c.ldy, kScale,
+                        accumulate});
   auto expected = before;
   for (int64_t t = 0; t < c.T; ++t) {
     c.ForEachColumn([&](int64_t m, int64_t column, int64_t row) {
       double sum = 0;
       for (int64_t i = 0; i < c.r; ++i)
         sum += u[t * c.columns() + m * c.c() + i] * b[row * c.r + i];
-      expected[t * c.ldy + column] += kScale * sum;
+      double& y = expected[t * c.ldy + column];
+      y = (accumulate ? y : 0) + kScale * sum;
     });
   }
-  return {CompareL2("y", dy.Get(), expected, Bound(device, c.r))};
+  return CompareL2(accumulate ? "y" : "y.written", dy.Get(), expected, Bound(device, c.r));
+}
+std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c) {
+  return {RunUp(device, seed, c, true), RunUp(device, seed, c, false)};
 }
 
 std::vector<Check> RunBack(TestDevice& device, uint64_t seed, const LoraCase& c) {
