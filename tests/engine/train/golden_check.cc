@@ -2,7 +2,7 @@
 //
 //   golden_check DIR [--backend cpu|cuda] [--slots N] [--resident N] [--retention keep|recompute]
 //                    [--placement TEXT] [--or-skip] [--format bf16] [--records N] [--relayout]
-//                    [--gemm-profile FILE] [--export DIR]
+//                    [--round] [--gemm-profile FILE] [--export DIR]
 //
 // With a profile the products run by algorithms timed here, or kept there; without, by the
 // library's first choice.
@@ -24,6 +24,7 @@
 #include "engine/train/adapter.h"
 #include "engine/train/peft_export.h"
 #include "tests/engine/train/golden_case.h"
+#include "tests/engine/train/rounding_backend.h"
 
 namespace soup::engine {
 namespace {
@@ -52,6 +53,7 @@ struct Options {
   bool relayout = false;
   bool head_resident = false;
   bool or_skip = false;
+  bool round = false;
   std::string export_to;
 };
 
@@ -78,7 +80,7 @@ class Checker {
         trainer_(*trainer),
         base_(base),
         options_(options),
-        limits_(options.backend == "cuda" ? kBf16 : kFp32),
+        limits_(options.backend == "cuda" || options.round ? kBf16 : kFp32),
         placement_(placement) {}
 
   absl::Status Run() {
@@ -230,6 +232,9 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
     SOUP_RETURN_IF_ERROR(Export(options));
     return true;
   }
+  if (options.round && options.backend != "cpu") {
+    return absl::InvalidArgumentError("--round is of the cpu backend; cuda rounds by itself");
+  }
   if (options.backend != "cpu" && options.backend != "cuda") {
     return absl::InvalidArgumentError(
         absl::StrCat("backend ", options.backend, " is not known; use cpu or cuda"));
@@ -269,6 +274,11 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
   } else {
     backend = MakeCpuBackend();
   }
+  std::unique_ptr<Backend> exact;
+  if (options.round) {
+    exact = std::move(backend);
+    backend = std::make_unique<RoundingBackend>(exact.get());
+  }
   TrainerOptions trainer_options;
   trainer_options.always_relayout = options.relayout;
   SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
@@ -307,6 +317,8 @@ int main(int argc, char** argv) {
   app.add_flag("--head-resident", options.head_resident, "Keep the head on the device");
   app.add_option("--export", options.export_to,
                  "Only write the folder's adapter in PEFT's form to this new folder");
+  app.add_flag("--round", options.round,
+               "cpu: round to bf16 what the CUDA backend stores so, and hold it to its limits");
   app.add_flag("--or-skip", options.or_skip,
                "Exit with 77 where there is no device, unless SOUP_REQUIRE_GPU=1");
   CLI11_PARSE(app, argc, argv);
