@@ -124,7 +124,7 @@ class Converter {
       writer_.Int(Key("rope.dimension_count"), config_["hidden_size"].get<uint32_t>() /
                                                    config_["num_attention_heads"].get<uint32_t>());
     for (const char* id : {"bos_token_id", "eos_token_id"})
-      if (config_[id].is_number()) writer_.Int(absl::StrCat("tokenizer.ggml.", id), config_[id]);
+      if (config_[id].is_number()) Int(absl::StrCat("tokenizer.ggml.", id), config_[id]);
   }
 
   // Rows of each head: 0, d/2, 1, d/2 + 1, ...
