@@ -363,14 +363,22 @@ void DaemonOrchestrator::Prepared(const std::string& job_id,
                                               " (--quota-pinned): it waits for your other jobs");
     }
   }
-  if (outcome->job != nullptr && outcome->job->numeric.backend != BackendName()) {
-    outcome->failure.then = PrepareFailure::Then::kPause;
-    outcome->failure.reason = soup::v1::DEVICE_LOST;
-    outcome->failure.message = absl::StrCat(
-        "the job began on backend ", outcome->job->numeric.backend, " and soupd runs on ",
-        BackendName(), " now: other bits would come out. Bring the device back (soupd --backend ",
-        outcome->job->numeric.backend, ") and resume the job, or submit it anew");
-    outcome->job = nullptr;
+  if (outcome->job != nullptr) {
+    std::string why;
+    {
+      absl::MutexLock lock(&mu_);
+      why = engine::OtherMachine(outcome->job->numeric, device_.profile);
+    }
+    if (!why.empty()) {
+      outcome->failure.then = PrepareFailure::Then::kPause;
+      outcome->failure.reason = soup::v1::DEVICE_LOST;
+      outcome->failure.message =
+          absl::StrCat("the job began on another machine: ", why,
+                       ": other bits would come out. Bring back what "
+                       "it began on (soupd --backend ",
+                       outcome->job->numeric.backend, ") and resume the job, or submit it anew");
+      outcome->job = nullptr;
+    }
   }
   if (outcome->job != nullptr) {
     job->prepared = outcome->job;

@@ -246,6 +246,11 @@ void DaemonOrchestrator::HandleJobFault(const soup::worker::v1::JobFault& m) {
       break;
     }
     case soup::v1::DEVICE_LOST:
+      // In answer to OpenJob: this is not the device, or not the library, that it began on.
+      if (m.ordered()) {
+        job->exit = Exit{JobTrigger::kPaused, soup::v1::DEVICE_LOST, m.message()};
+        break;
+      }
       LostWithWorker(job, true, soup::v1::DEVICE_LOST, m.message());
       return;
     case soup::v1::PREEMPTED:

@@ -76,9 +76,9 @@ soup::v1::Reason ReasonOf(const absl::Status& status, Doing doing, bool storage)
   if (storage || absl::IsResourceExhausted(status)) return soup::v1::STORAGE;
   switch (doing) {
     case Doing::kOpen:
-      return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status)
-                 ? soup::v1::INVALID_INPUT
-                 : soup::v1::INTERNAL;
+      // Its plan, or the state it has, is of another device or library: soupd pauses it.
+      if (absl::IsFailedPrecondition(status)) return soup::v1::DEVICE_LOST;
+      return absl::IsInvalidArgument(status) ? soup::v1::INVALID_INPUT : soup::v1::INTERNAL;
     case Doing::kStep:
       return absl::IsInvalidArgument(status) ? soup::v1::DATA : soup::v1::INTERNAL;
     case Doing::kCheckpoint:

@@ -66,6 +66,10 @@ struct NumericPlan {
   static absl::StatusOr<NumericPlan> FromText(absl::string_view text);
 };
 
+// Why this machine would not give a job the bits that it has been planned for: "it was planned for
+// …, and this machine has …". Empty: it would.
+std::string OtherMachine(const NumericPlan& plan, const MachineProfile& profile);
+
 // Errors: InvalidArgument (a record longer than the model's positions, no records).
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile);
 

@@ -235,6 +235,27 @@ void SetBuckets(const JobShape& shape, NumericPlan* plan) {
   plan->micro_batch_tokens = plan->buckets.back();
 }
 
+std::string OtherMachine(const NumericPlan& plan, const MachineProfile& profile) {
+  const auto differ = [](absl::string_view planned, absl::string_view here) {
+    return absl::StrCat("it was planned for ", planned, ", and this machine has ", here);
+  };
+  if (plan.backend != profile.backend) {
+    return differ(absl::StrCat("backend ", plan.backend),
+                  absl::StrCat("backend ", profile.backend));
+  }
+  if (plan.blas_core != profile.blas_core) return differ(plan.blas_core, profile.blas_core);
+  if (plan.cpu_threads != std::max(profile.cpu_threads, 1)) {
+    return differ(absl::StrCat(plan.cpu_threads, " threads"),
+                  absl::StrCat(profile.cpu_threads, " (--cpu-threads)"));
+  }
+  if (!plan.attention.library.empty() && plan.attention.library != profile.attention_library) {
+    return differ(
+        absl::StrCat("attention by ", plan.attention.library),
+        profile.attention_library.empty() ? "none that works" : profile.attention_library);
+  }
+  return "";
+}
+
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile) {
   const bool cuda = profile.backend == "cuda";
   if (!cuda && profile.backend != "cpu") {

@@ -29,12 +29,13 @@ absl::StatusOr<JobOpened> Trainer::OpenJob(JobSetup setup) {
                                                    " and this one is ", rep_->backend->name()));
   }
   const MachineProfile& profile = rep_->options.profile;
-  if (!profile.backend.empty() &&
-      (profile.cpu_threads != numeric.cpu_threads || profile.blas_core != numeric.blas_core)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job ", setup.job_id, " was planned for ", numeric.cpu_threads, " threads and BLAS core ",
-        numeric.blas_core, "; this worker has ", profile.cpu_threads, " and ", profile.blas_core,
-        ": other bits would come out. Run it where it was planned, or submit it again"));
+  if (!profile.backend.empty()) {
+    if (const std::string why = OtherMachine(numeric, profile); !why.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("job ", setup.job_id, ": ", why,
+                       ": other bits would come out. Run it where it was planned, or submit it "
+                       "again"));
+    }
   }
   SOUP_ASSIGN_OR_RETURN(
       std::unique_ptr<JobRun> job,

@@ -137,6 +137,52 @@ TEST(DeviceTest, ADeviceLostThreeTimesPausesTheJob) {
   ASSERT_TRUE(h.Cancel(job.id()).ok());
 }
 
+// OpenBLAS on another core type gives other bits, as another card does. While `other` is there,
+// workers run on one.
+TEST(DeviceTest, AJobBegunOnAnotherMachineWaitsForIt) {
+  if (BackendForTests() != "cpu") GTEST_SKIP() << "plays the other machine on the CPU";
+  TempDir dir;
+  const std::string other = dir.path() + "/other", script = dir.path() + "/worker";
+  std::ofstream(script) << "#!/bin/sh\n[ ! -e " << other
+                        << " ] || export OPENBLAS_CORETYPE=Nehalem\n"
+                        << "exec " << Program("soup-worker") << " \"$@\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  Harness h({.flags = {"--worker-binary=" + script}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("calm", Records());
+  spec.mutable_training()->set_epochs(40);
+  const Job calm = h.Submit(spec);
+  ASSERT_EQ(h.WaitFor(calm.id(), kEnds).state(), soup::v1::SUCCEEDED);
+  const auto another_worker = [&h] {
+    const pid_t worker = h.WorkerPid();
+    ::kill(worker, SIGKILL);
+    h.WorkerPid(worker);
+    h.WaitForNode([](const Node& n) { return n.workers(0).up(); });
+  };
+  // In the midst of a run the device becomes another one.
+  const Job job = h.Submit(spec);
+  h.WaitForStep(job.id(), 3);
+  std::ofstream(other) << "";
+  another_worker();
+  Job paused = h.WaitFor(job.id(), kEnds);
+  ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
+  EXPECT_EQ(paused.reason(), soup::v1::DEVICE_LOST);
+  EXPECT_THAT(paused.message(), HasSubstr("Nehalem"));
+  // Still so when it is resumed: not even opened.
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  paused = h.WaitFor(job.id(), kEnds);
+  ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
+  EXPECT_EQ(paused.reason(), soup::v1::DEVICE_LOST);
+  EXPECT_THAT(paused.message(), HasSubstr("began on another machine"));
+  std::filesystem::remove(other);
+  another_worker();
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  const Job done = h.WaitFor(job.id(), kEnds);
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_TRUE(h.Adapter(job.id()) == h.Adapter(calm.id()));
+  ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+}
+
 // ---- memory that others take (case 31) ----
 
 // A worker on the CPU that plays a card; strangers come and go.

@@ -52,6 +52,29 @@ TEST(NumericPlan, BucketsRiseAndCoverTheCapacity) {
   }
 }
 
+TEST(NumericPlan, AnotherMachineIsTold) {
+  const auto plan = MakeNumericPlan(Shape({5, 9}), Cpu());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(OtherMachine(*plan, Cpu()), "");
+  MachineProfile other = Cpu();
+  other.backend = "cuda";
+  EXPECT_THAT(OtherMachine(*plan, other), ::testing::HasSubstr("backend cpu"));
+  other = Cpu();
+  other.blas_core = "Haswell";
+  EXPECT_EQ(OtherMachine(*plan, other), "it was planned for Zen, and this machine has Haswell");
+  other = Cpu();
+  other.cpu_threads = 3;
+  EXPECT_THAT(OtherMachine(*plan, other), ::testing::HasSubstr("2 threads"));
+  NumericPlan library = *plan;
+  library.attention.library = "cudnn-9.14.0";
+  EXPECT_THAT(OtherMachine(library, Cpu()), ::testing::HasSubstr("none that works"));
+  other = Cpu();
+  other.attention_library = "cudnn-9.15.0";
+  EXPECT_THAT(OtherMachine(library, other), ::testing::HasSubstr("cudnn-9.15.0"));
+  // One that the plan does not use is nobody's business.
+  EXPECT_EQ(OtherMachine(*plan, other), "");
+}
+
 TEST(NumericPlan, MeanTailOfPackedMicroBatchesIsSmall) {
   testing::SeededRng rng;
   SCOPED_TRACE(rng.Trace());
