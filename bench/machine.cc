@@ -62,6 +62,7 @@ absl::StatusOr<Machine> OpenMachine(const MachineOptions& options) {
 absl::Status MeasureCeilings(const engine::ModelSpec& model, bool quick, Machine& machine) {
   const engine::DecoderWidths widths = {model.hidden, model.intermediate, model.heads,
                                         model.kv_heads, model.head_dim};
+  SOUP_RETURN_IF_ERROR(engine::CheckAttentionLibrary(machine.backend.get(), &machine.profile));
   engine::MeasureOptions options =
       quick ? engine::QuickMeasure(*machine.backend) : engine::ThoroughMeasure(*machine.backend);
   return engine::MeasureMachine(machine.backend.get(), widths, options, &machine.profile);

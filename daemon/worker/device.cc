@@ -95,14 +95,23 @@ struct TestCard {
 // made with low ones, and the next start tries again.
 void Measure(const DeviceOptions& options, Device* device) {
   const std::string path = options.profile_dir.empty() ? "" : ProfilePath(options, device->profile);
-  if (!path.empty()) {
+  const auto take_kept = [&] {
+    if (path.empty()) return false;
     absl::StatusOr<MachineProfile> kept = ReadKept(path, device->profile);
-    if (kept.ok()) {
-      device->profile = *std::move(kept);
-      return;
-    }
-  }
+    if (!kept.ok()) return false;
+    device->profile = *std::move(kept);
+    return true;
+  };
+  if (take_kept()) return;
   engine::Backend* const backend = device->backend.get();
+  if (!device->profile.attention_library.empty()) {
+    // Before any job is planned for it. One that does not work may have been kept as none.
+    const absl::Status tried = engine::CheckAttentionLibrary(backend, &device->profile);
+    if (!tried.ok()) {
+      SOUP_LOG(kWarn, "worker") << "the attention library is not tried: " << tried.message();
+    }
+    if (device->profile.attention_library.empty() && take_kept()) return;
+  }
   engine::MeasureOptions measure = engine::QuickMeasure(*backend);
   if (device->memory_apart)
     measure.arena_bytes = std::min(measure.arena_bytes, device->free_bytes() / 2);

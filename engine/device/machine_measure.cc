@@ -572,6 +572,33 @@ MeasureOptions ThoroughMeasure(const Backend& backend) {
   return o;
 }
 
+absl::Status CheckAttentionLibrary(Backend* backend, MachineProfile* profile) {
+  if (profile->attention_library.empty()) return absl::OkStatus();
+  constexpr int64_t kTokens = 4096;
+  const AttentionWidths widths = {32, 8, 128};
+  const AttentionShare share = ChooseAttentionShare(profile->attention_library,
+                                                    profile->device_memory_bytes, kTokens, widths);
+  AttentionPreparation p;
+  p.length_class = kTokens;
+  p.exact = true;
+  p.heads = widths.heads;
+  p.kv_heads = widths.kv_heads;
+  p.head_dim = widths.head_dim;
+  p.row_stride = (widths.heads + 2 * widths.kv_heads) * widths.head_dim;
+  p.groups = AttentionGroups(kTokens, widths, share.workspace_limit);
+  p.workspace_bytes = p.groups * AttentionGroupBytes(p.length_class, widths);
+  const absl::Status prepared =
+      backend->PrepareAttention(profile->attention_library, absl::MakeConstSpan(&p, 1));
+  SOUP_RETURN_IF_ERROR(backend->status());
+  if (prepared.ok()) return absl::OkStatus();
+  SOUP_LOG(kWarn, "device")
+      << profile->attention_library << " is here and does not work (" << prepared.message()
+      << "): attention by our own kernels alone. Reinstall it, or take it off "
+         "the library path";
+  profile->attention_library.clear();
+  return absl::OkStatus();
+}
+
 absl::Status MeasureMachine(Backend* backend, const DecoderWidths& widths,
                             const MeasureOptions& options, MachineProfile* profile) {
   return Measurer(backend, widths, options, profile).Run();

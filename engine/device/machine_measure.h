@@ -53,6 +53,12 @@ MeasureOptions QuickMeasure(const Backend& backend);
 // More points, each measured long enough to be a ceiling that steps are held against.
 MeasureOptions ThoroughMeasure(const Backend& backend);
 
+// Tries the profile's attention library: an installation with a part missing is found, and fails
+// only when it makes its first plan. Then the profile goes on without it, jobs are planned for our
+// own kernels, and a warning says why. Takes a second; nothing to do where the profile names none.
+// Errors: those of a device that has failed.
+absl::Status CheckAttentionLibrary(Backend* backend, MachineProfile* profile);
+
 // Fills the rates and curves of `profile` and leaves the rest. Errors: InvalidArgument (widths that
 // are not positive, an arena in which not even the first points fit: says how many bytes it takes),
 // those of CreateArena and of the device.

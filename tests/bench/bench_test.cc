@@ -12,12 +12,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "bench/cli.h"
+#include "bench/forwarding_backend.h"
 #include "bench/line_fit.h"
 #include "bench/named_base.h"
 #include "bench/row_runner.h"
 #include "bench/row_spec.h"
 #include "bench/synthetic_base.h"
 #include "engine/device/cpu_backend.h"
+#include "engine/device/machine_measure.h"
 #include "engine/model/slab_contents.h"
 #include "engine/train/model_base.h"
 #include "kernels/nf4.h"
@@ -81,6 +83,51 @@ std::set<std::string> Keys(const json& object) {
   std::set<std::string> keys;
   for (const auto& [key, value] : object.items()) keys.insert(key);
   return keys;
+}
+
+// A library whose parts are missing is found, and fails at its first plan.
+class PlansRefused final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  absl::Status PrepareAttention(absl::string_view library,
+                                absl::Span<const engine::AttentionPreparation> sequences) override {
+    asked = absl::StrCat(library, " ", sequences.size());
+    return broken ? absl::InternalError("libcudnn_engines_precompiled.so.9: no such file")
+                  : absl::OkStatus();
+  }
+  bool broken = true;
+  std::string asked;
+};
+
+TEST(AttentionLibraryTest, OneThatDoesNotWorkIsLeftOutOfTheProfile) {
+  const auto cpu = engine::MakeCpuBackend();
+  PlansRefused backend(cpu.get());
+  engine::MachineProfile profile;
+  profile.device_memory_bytes = int64_t{80} << 30;
+  EXPECT_TRUE(engine::CheckAttentionLibrary(&backend, &profile).ok());
+  EXPECT_EQ(backend.asked, "") << "nothing to try";
+  profile.attention_library = "cudnn-9.14.0";
+  backend.broken = false;
+  EXPECT_TRUE(engine::CheckAttentionLibrary(&backend, &profile).ok());
+  EXPECT_EQ(backend.asked, "cudnn-9.14.0 1");
+  EXPECT_EQ(profile.attention_library, "cudnn-9.14.0");
+  backend.broken = true;
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(engine::CheckAttentionLibrary(&backend, &profile).ok());
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(profile.attention_library, "");
+  EXPECT_TRUE(absl::StrContains(log, "cudnn-9.14.0 is here and does not work")) << log;
+  EXPECT_TRUE(absl::StrContains(log, "no such file")) << log;
+  // And so the plan of a job of long sequences names none.
+  engine::JobShape shape;
+  shape.model = FindBase("llama-8b").value();
+  shape.lora.r = 8;
+  shape.lora.targets = {engine::Module::kQ};
+  shape.lengths = {4096};
+  profile.backend = "cuda";
+  const auto plan = engine::MakeNumericPlan(shape, profile);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->attention.library, "");
 }
 
 TEST(BenchCliTest, ReportsRowsAsDocumented) {
