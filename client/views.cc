@@ -182,7 +182,8 @@ std::string PlanTable(const PlanReply& plan, bool color) {
   const std::string verdict = Printable(plan.verdict());
   std::string out = absl::StrCat(
       color ? Colored(plan.fits() ? Color::kGreen : Color::kRed, verdict) : verdict, "\n\n");
-  // Sizes are those of the fullest moment, in which the rows of the device add up to the arena.
+  // Sizes are those of the fullest moment, in which the rows of the device add up to the arena (and
+  // the page tables of pinned memory, which lie beside it).
   Table table({"WHAT", "WHERE", ">BYTES", ">SIZE", ">OWN PEAK"});
   for (const PlanRow& row : plan.rows()) {
     table.Add({Printable(row.what()), Printable(row.where()), absl::StrCat(row.bytes()),
