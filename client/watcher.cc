@@ -110,11 +110,13 @@ class Watcher {
         received_ = true;
         if (std::exchange(disconnected_, false)) observer_->OnReconnected();
         Take(stream.reply());
-      } else if (std::exchange(pause_told_, false)) {
-        // All is told, and the last was a pause. An old one is history: how the job stands now
-        // counts.
+      }
+      // A heartbeat or a second without a word: what there was is told. An old pause is history:
+      // how the job stands now counts.
+      if (pause_told_ && (next != Next::kReply || stream.reply().has_heartbeat())) {
         const absl::StatusOr<Job> job = api_->Get(job_id_);
         if (job.ok() && IsStopped(*job)) return absl::OkStatus();
+        pause_told_ = !job.ok();
       }
       const absl::Duration silence = absl::Now() - heard;
       if (ended_ && silence > kCloseLimit) return absl::OkStatus();

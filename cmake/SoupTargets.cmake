@@ -14,6 +14,8 @@ endfunction()
 
 # soup_test(safetensors_test SRCS safetensors_test.cc DEPS soup::engine_io LABELS unit [TIMEOUT 60])
 #   a GoogleTest program, registered case by case (so CTest counts cases), with labels from STYLE.
+#   Its own sources get SOUP_TEST_OPTIONS too (tests/CMakeLists.txt): with -Og a test takes a quarter less to compile.
+#   What it tests is built as ever.
 function(soup_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -25,6 +27,7 @@ function(soup_test name)
   target_compile_definitions(${name} PRIVATE
     SOUP_TEST_DATA_DIR="${PROJECT_SOURCE_DIR}/tests" SOUP_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     SOUP_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  target_compile_options(${name} PRIVATE ${SOUP_TEST_OPTIONS})
   include(GoogleTest)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
     PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})

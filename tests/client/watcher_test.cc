@@ -127,9 +127,12 @@ TEST_F(WatcherTest, RefusalsAreNotRetried) {
 
 TEST_F(WatcherTest, AJobThatSoupdPausedIsNotWaitedFor) {
   soup_.AddEvent("j1", soup::v1::PAUSED, "the disk is full", soup::v1::STORAGE);
+  const absl::Time begun = absl::Now();
   const auto job =
-      WatchJob(api_.get(), "j1",
-               {.deadline = absl::Now() + absl::Seconds(60), .stop_when_paused = true}, &recorder_);
+      WatchJob(api_.get(), "j1", {.deadline = begun + absl::Seconds(60), .stop_when_paused = true},
+               &recorder_);
+  EXPECT_LT(absl::Now(), begun + absl::Seconds(50))
+      << "a soupd with frequent heartbeats hides no pause";
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->state(), soup::v1::PAUSED);
   EXPECT_EQ(recorder_.told.size(), 7u) << "what there was has been told";
