@@ -27,6 +27,11 @@ constexpr char kLlama3Pattern[] =
 constexpr char kQwen2Pattern[] =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+// Mistral Nemo's
+constexpr char kTekkenPattern[] =
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|"
+    "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 Json ByteLevel(bool use_regex) {
   return {{"type", "ByteLevel"},
@@ -48,6 +53,7 @@ struct Pre {
   Json pre_tokenizer;
   Json normalizer;
   bool ignore_merges = false;
+  bool add_bos = false;  // where the file does not say: these models' tokenizer.json does
 };
 
 absl::StatusOr<Pre> FindPre(const GgufFile& file) {
@@ -59,11 +65,16 @@ absl::StatusOr<Pre> FindPre(const GgufFile& file) {
                nullptr};
   }
   if (name == "llama-bpe" || name == "llama3" || name == "llama-v3")
-    return Pre{SplitAndByteLevel(kLlama3Pattern), nullptr, /*ignore_merges=*/true};
+    return Pre{SplitAndByteLevel(kLlama3Pattern), nullptr, /*ignore_merges=*/true,
+               /*add_bos=*/true};
+  if (name == "tekken")
+    return Pre{SplitAndByteLevel(kTekkenPattern), nullptr, /*ignore_merges=*/true,
+               /*add_bos=*/true};
   if (name == "qwen2") return Pre{SplitAndByteLevel(kQwen2Pattern), Json{{"type", "NFC"}}};
-  return file.Error(absl::StrCat("tokenizer.ggml.pre '", name.substr(0, 100),
-                                 "' is not supported (known: gpt-2, smollm, llama-bpe, qwen2); use "
-                                 "the model's Hugging Face folder"));
+  return file.Error(
+      absl::StrCat("tokenizer.ggml.pre '", name.substr(0, 100),
+                   "' is not supported (known: gpt-2, smollm, llama-bpe, qwen2, tekken); use "
+                   "the model's Hugging Face folder"));
 }
 
 size_t CharacterBytes(char first) {
@@ -328,8 +339,12 @@ class Writer {
   }
 
   absl::StatusOr<Json> Config() const {
-    SOUP_ASSIGN_OR_RETURN(const bool bos,
-                          file_.BoolOr("tokenizer.ggml.add_bos_token", model_ == "llama"));
+    bool otherwise = true;
+    if (model_ == "gpt2") {
+      SOUP_ASSIGN_OR_RETURN(const Pre pre, FindPre(file_));
+      otherwise = pre.add_bos;
+    }
+    SOUP_ASSIGN_OR_RETURN(const bool bos, file_.BoolOr("tokenizer.ggml.add_bos_token", otherwise));
     SOUP_ASSIGN_OR_RETURN(const bool eos, file_.BoolOr("tokenizer.ggml.add_eos_token", false));
     Json out = {{"add_bos_token", bos}, {"add_eos_token", eos}};
     static constexpr std::pair<const char*, const char*> kTokens[] = {

@@ -78,5 +78,33 @@ TEST(GgufTokenizerTest, WhatTheFileDoesNotKeepIsRefused) {
               HasSubstr("is there twice"));
 }
 
+// Files of Llama 3 say nothing of a BOS, which its tokenizer.json adds.
+TEST(GgufTokenizerTest, WhereTheFileIsSilentTheFamilyDecidesOfTheBos) {
+  TempDir dir;
+  const auto adds = [&](const std::string& pre, int says) {
+    GgufWriter writer("llama");
+    writer.Text("tokenizer.ggml.model", "gpt2");
+    writer.Text("tokenizer.ggml.pre", pre);
+    writer.Texts("tokenizer.ggml.tokens", {"a", "b", "ab", "<s>"});
+    writer.Ints("tokenizer.ggml.token_type", {1, 1, 1, 3});
+    writer.Texts("tokenizer.ggml.merges", {"a b"});
+    writer.Int("tokenizer.ggml.bos_token_id", 3);
+    if (says >= 0) writer.Bool("tokenizer.ggml.add_bos_token", says == 1);
+    writer.Write(dir / "t.gguf");
+    const auto file = GgufFile::Open(dir / "t.gguf");
+    EXPECT_TRUE(file.ok()) << file.status();
+    const auto files = ReadGgufTokenizer(**file);
+    EXPECT_TRUE(files.ok()) << files.status();
+    EXPECT_TRUE(Tokenizer::Create(files->tokenizer_json, "tokenizer.json").ok());
+    return nlohmann::json::parse(files->tokenizer_config_json)["add_bos_token"].get<bool>();
+  };
+  EXPECT_TRUE(adds("llama-bpe", -1));
+  EXPECT_FALSE(adds("llama-bpe", 0));
+  EXPECT_TRUE(adds("tekken", -1));
+  EXPECT_FALSE(adds("qwen2", -1));
+  EXPECT_TRUE(adds("qwen2", 1));
+  EXPECT_FALSE(adds("smollm", -1));
+}
+
 }  // namespace
 }  // namespace soup::engine
