@@ -2,6 +2,7 @@
 """Holds soup-bench's rows against what docs/BENCHMARKS.md asks of them: see run_on_gpu.sh, which runs it.
 
   check_rows.py BENCH_JSON ROWS_WANTED
+  check_rows.py --self-test             a good row passes, and each fault is found
 
 A line a row with its command. Each must have arena = plan, and at most 16 MiB on the device beyond overhead and plan; those
 that have a mark must reach it. Exit 1 when one does not, or when a row is missing.
@@ -57,7 +58,22 @@ def check(row, link_gb_s):
     return wrong, says
 
 
+def self_test():
+    good = {"base": "llama-8b", "format": "nf4-dq", "batch": 8, "seq": 512, "budget_bytes": 9900000000, "arena_bytes": 5,
+            "device_bytes": 100, "tok_s": 16001.0, "stall_fraction": 0.004, "copy_gb_s": 20.0,
+            "detail": {"planned_arena_bytes": 5, "unplanned_bytes": 1 << 23, "page_table_bytes": 11 << 20}}
+    faults = [{"arena_bytes": 6}, {"tok_s": 15999.0}, {"stall_fraction": 0.006},
+              {"detail": dict(good["detail"], unplanned_bytes=17 << 20)},
+              {"batch": 1, "budget_bytes": 1000000000, "copy_gb_s": 52.0}]
+    wrong = check(good, 55.0)[0]
+    missed = [fault for fault in faults if not check(dict(good, **fault), 55.0)[0]]
+    print(f"the good row: {wrong or 'ok'}; faults not found: {missed or 'none'}")
+    return 1 if wrong or missed else 0
+
+
 def main():
+    if sys.argv[1] == "--self-test":
+        return self_test()
     path, wanted = sys.argv[1], int(sys.argv[2])
     try:
         with open(path) as f:
