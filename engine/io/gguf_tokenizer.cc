@@ -347,6 +347,10 @@ class Writer {
     SOUP_ASSIGN_OR_RETURN(const bool bos, file_.BoolOr("tokenizer.ggml.add_bos_token", otherwise));
     SOUP_ASSIGN_OR_RETURN(const bool eos, file_.BoolOr("tokenizer.ggml.add_eos_token", false));
     Json out = {{"add_bos_token", bos}, {"add_eos_token", eos}};
+    if (model_ == "gpt2" && file_.Has("tokenizer.ggml.add_space_prefix")) {
+      SOUP_ASSIGN_OR_RETURN(out["add_prefix_space"],
+                            file_.BoolOr("tokenizer.ggml.add_space_prefix", false));
+    }
     static constexpr std::pair<const char*, const char*> kTokens[] = {
         {"bos_token_id", "bos_token"},
         {"eos_token_id", "eos_token"},

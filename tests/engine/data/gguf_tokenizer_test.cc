@@ -90,13 +90,16 @@ TEST(GgufTokenizerTest, WhereTheFileIsSilentTheFamilyDecidesOfTheBos) {
     writer.Texts("tokenizer.ggml.merges", {"a b"});
     writer.Int("tokenizer.ggml.bos_token_id", 3);
     if (says >= 0) writer.Bool("tokenizer.ggml.add_bos_token", says == 1);
+    writer.Bool("tokenizer.ggml.add_space_prefix", true);
     writer.Write(dir / "t.gguf");
     const auto file = GgufFile::Open(dir / "t.gguf");
     EXPECT_TRUE(file.ok()) << file.status();
     const auto files = ReadGgufTokenizer(**file);
     EXPECT_TRUE(files.ok()) << files.status();
     EXPECT_TRUE(Tokenizer::Create(files->tokenizer_json, "tokenizer.json").ok());
-    return nlohmann::json::parse(files->tokenizer_config_json)["add_bos_token"].get<bool>();
+    const auto config = nlohmann::json::parse(files->tokenizer_config_json);
+    EXPECT_EQ(config["add_prefix_space"], true);  // as the folder says it
+    return config["add_bos_token"].get<bool>();
   };
   EXPECT_TRUE(adds("llama-bpe", -1));
   EXPECT_FALSE(adds("llama-bpe", 0));
