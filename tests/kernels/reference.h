@@ -30,6 +30,7 @@ struct AttentionShape {
   double scale;
   int64_t window = 0;
   double soft_cap = 0;
+  bool operator==(const AttentionShape&) const = default;
 };
 struct AttentionResult {
   Values out;  // [T, Hq * D]
@@ -53,6 +54,7 @@ struct GemmShape {
   bool transpose_a, transpose_b;
   int64_t M, N, K, lda, ldb, ldc;
   double alpha, beta;
+  bool operator==(const GemmShape&) const = default;
 };
 void Gemm(const GemmShape& shape, const Values& a, const Values& b, Values* c);
 
