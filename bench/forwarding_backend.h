@@ -18,6 +18,9 @@ class ForwardingBackend : public engine::Backend {
   const char* name() const override { return next_.name(); }
   engine::DType activation_type() const override { return next_.activation_type(); }
   engine::DType weight_type() const override { return next_.weight_type(); }
+  absl::Status UseActivations(engine::DType type, void* product_scratch) override {
+    return next_.UseActivations(type, product_scratch);
+  }
 
   absl::StatusOr<std::unique_ptr<engine::Arena>> CreateArena(int64_t bytes) override {
     return next_.CreateArena(bytes);

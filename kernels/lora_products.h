@@ -36,9 +36,10 @@ inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) 
   return true;
 }
 
-// Calls run(GemmArgs) for each product, linear after linear. act_bytes, wt_bytes: of an element.
+// Calls run(GemmArgs) for each product, linear after linear. act_bytes: of an element of all but
+// gradients.
 template <typename Run>
-void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, int64_t wt_bytes, const Run& run) {
+void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, const Run& run) {
   const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
   for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
     GemmArgs g{};
@@ -50,19 +51,19 @@ void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, int64_t wt_bytes, co
     g.beta = a.accumulate ? 1 : 0;
     g.A = lora_products::At(a.u, m * c, act_bytes);
     g.lda = columns;
-    g.B = lora_products::At(a.b, row * a.r, wt_bytes);
+    g.B = lora_products::At(a.b, row * a.r, act_bytes);
     g.ldb = a.r;
     g.C = lora_products::At(a.y, a.linears.column[m], act_bytes);
     g.ldc = a.ldy;
     g.a_type = Operand::kAct;
-    g.b_type = Operand::kWt;
+    g.b_type = Operand::kAct;
     g.c_type = Operand::kAct;
     run(g);
   }
 }
 
 template <typename Run>
-void ForEachProduct(const LoraBackArgs& a, int64_t act_bytes, int64_t wt_bytes, const Run& run) {
+void ForEachProduct(const LoraBackArgs& a, int64_t act_bytes, const Run& run) {
   const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
   for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
     GemmArgs g{};
@@ -73,19 +74,19 @@ void ForEachProduct(const LoraBackArgs& a, int64_t act_bytes, int64_t wt_bytes, 
     g.beta = 0;
     g.A = lora_products::At(a.dy, a.linears.column[m], act_bytes);
     g.lda = a.ldy;
-    g.B = lora_products::At(a.b, row * a.r, wt_bytes);
+    g.B = lora_products::At(a.b, row * a.r, act_bytes);
     g.ldb = a.r;
     g.C = lora_products::At(a.du, m * c, act_bytes);
     g.ldc = columns;
     g.a_type = Operand::kAct;
-    g.b_type = Operand::kWt;
+    g.b_type = Operand::kAct;
     g.c_type = Operand::kAct;
     run(g);
   }
 }
 
 template <typename Run>
-void ForEachProduct(const LoraGradArgs& a, int64_t act_bytes, int64_t, const Run& run) {
+void ForEachProduct(const LoraGradArgs& a, int64_t act_bytes, const Run& run) {
   const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
   for (int64_t m = 0, row = 0; m < a.linears.count; row += a.linears.width[m++]) {
     GemmArgs g{};

@@ -1,13 +1,13 @@
 // The ops of the engine: an args struct and a launcher each. kernels/cpu implements them in fp32
-// (the oracle), kernels/cuda in bf16 with fp32 accumulation.
+// (the oracle), kernels/cuda in bf16 with fp32 accumulation, or in fp32 where a pass asks for it.
 //
 // Rules for every op, on both sides:
 //   - row-major; T = packed tokens of one work item (bucket tail included), H hidden, I
 //   intermediate, D head_dim,
 //     Hq / Hkv query / key-value heads, R LoRA rank, V vocabulary.
-//   - "act" is the activation type: fp32 on the CPU, bf16 on CUDA. "wt" is the type of a GEMM's
-//   weight operand: fp32 on
-//     the CPU (widened from bf16), bf16 on CUDA. Pointers to them are void*.
+//   - "act" is the activation type: fp32 on the CPU; on CUDA bf16, or fp32 for models with experts
+//   (a property of the pass). "wt" is the type of a GEMM's weight operand: fp32 on the CPU
+//     (widened from bf16), bf16 on CUDA. Pointers to them are void*.
 //   - no allocation, no synchronisation, no global state; bitwise repeatable: the result depends on
 //   the args' values and
 //     shapes only, never on addresses, thread timing or (for all but Gemm) thread count.
@@ -235,7 +235,7 @@ struct LoraLinears {
 struct LoraUpArgs {
   LoraLinears linears;
   const void* u;  // act [T, count * c]
-  const void* b;  // wt [sum of widths, r]
+  const void* b;  // act [sum of widths, r]
   void* y;        // act; rows ldy apart
   int64_t T, r, ldy;
   float scale;
@@ -245,7 +245,7 @@ struct LoraUpArgs {
 struct LoraBackArgs {
   LoraLinears linears;
   const void* dy;  // act; rows ldy apart
-  const void* b;   // wt [sum of widths, r]
+  const void* b;   // act [sum of widths, r]
   void* du;        // act [T, count * c]
   int64_t T, r, ldy;
   float scale;

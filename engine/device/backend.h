@@ -85,6 +85,12 @@ class Backend {
   // Type of activations ("act") and of a GEMM's weight operand ("wt") of kernels/ops.h.
   virtual DType activation_type() const = 0;
   virtual DType weight_type() const = 0;
+  // What "act" is from now on, for PrepareGemms too: a property of the pass, since one backend
+  // serves the passes of several models. At first it is weight_type(). `product_scratch`: device
+  // memory of ProductScratchBytes (engine/plan/pass_buffers.h) of that type, used by products in
+  // stream order; null where that is 0, or where no product will be launched. Errors:
+  // InvalidArgument (a type that this backend has not).
+  virtual absl::Status UseActivations(DType type, void* product_scratch) = 0;
 
   // Memory
   // ----------------------------------------------------------------------------------------- The
@@ -193,7 +199,7 @@ class Backend {
   virtual void SumSquares(const kernels::SumSquaresArgs& args) = 0;
   virtual void AdamW(const kernels::AdamWArgs& args) = 0;
   // dst[i] = src[i] rounded to bf16, to nearest even: the operand copy of fp32 weights where
-  // weight_type() is bf16.
+  // activations are bf16.
   virtual void NarrowToBf16(const float* src, void* dst, int64_t n) = 0;
 };
 

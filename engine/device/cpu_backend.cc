@@ -49,6 +49,10 @@ class CpuBackend final : public Backend {
 
   const char* name() const override { return "cpu"; }
   DType activation_type() const override { return DType::kF32; }
+  absl::Status UseActivations(DType type, void*) override {
+    if (type == DType::kF32) return absl::OkStatus();
+    return absl::InvalidArgumentError("the CPU backend computes with fp32 activations only");
+  }
   DType weight_type() const override { return DType::kF32; }
 
   absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override {
@@ -229,7 +233,7 @@ class CpuBackend final : public Backend {
  private:
   template <typename Args>
   void Products(const Args& a) {
-    kernels::ForEachProduct(a, sizeof(float), sizeof(float),
+    kernels::ForEachProduct(a, sizeof(float),
                             [this](const kernels::GemmArgs& g) { cpu::Gemm(g, context_); });
   }
 

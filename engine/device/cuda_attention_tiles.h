@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/device/cuda_handles.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_f32.h"
 
 namespace soup::engine {
 
@@ -42,13 +44,41 @@ class CudaAttentionTiles {
                     static_cast<size_t>(sequences + 1) * sizeof(int32_t));
     absl::StrAppend(&key, "/", heads, "/", kv_heads, "/", head_dim, "/", window, "/");
     key.append(skipped.begin(), skipped.end());
-    if (const auto it = known_.find(key); it != known_.end()) return it->second;
-    kernels::cuda::AttentionSchedule schedule;
     kernels::cuda::AttentionVariant variant;
     variant.window = static_cast<int32_t>(window);
-    if (kernels::cuda::MakeAttentionSchedule(
-            device_, cu, sequences, heads, kv_heads, head_dim, variant, &schedule,
-            skipped.empty() ? nullptr : skipped.data()) != cudaSuccess) {
+    return Find(std::move(key), head_dim, cu[sequences], stream,
+                [&](kernels::cuda::AttentionSchedule* schedule) {
+                  return kernels::cuda::MakeAttentionSchedule(
+                      device_, cu, sequences, heads, kv_heads, head_dim, variant, schedule,
+                      skipped.empty() ? nullptr : skipped.data());
+                });
+  }
+
+  // The same for the fp32 kernels (kernels/cuda/attention_f32.h).
+  absl::StatusOr<kernels::cuda::AttentionTiles> FindF32(const int32_t* cu, int64_t sequences,
+                                                        int64_t heads, int64_t kv_heads,
+                                                        int64_t head_dim, int64_t window,
+                                                        cudaStream_t stream) {
+    std::string key(reinterpret_cast<const char*>(cu),
+                    static_cast<size_t>(sequences + 1) * sizeof(int32_t));
+    absl::StrAppend(&key, "/f32/", heads, "/", kv_heads, "/", head_dim, "/", window);
+    kernels::cuda::AttentionVariant variant;
+    variant.window = static_cast<int32_t>(window);
+    return Find(std::move(key), head_dim, cu[sequences], stream,
+                [&](kernels::cuda::AttentionSchedule* schedule) {
+                  return kernels::cuda::MakeAttentionF32Schedule(cu, sequences, heads, kv_heads,
+                                                                 head_dim, variant, schedule);
+                });
+  }
+
+ private:
+  template <typename Make>
+  absl::StatusOr<kernels::cuda::AttentionTiles> Find(std::string key, int64_t head_dim,
+                                                     int64_t rows, cudaStream_t stream,
+                                                     const Make& make) {
+    if (const auto it = known_.find(key); it != known_.end()) return it->second;
+    kernels::cuda::AttentionSchedule schedule;
+    if (make(&schedule) != cudaSuccess) {
       return absl::InvalidArgumentError(
           absl::StrCat("no attention kernel of this build has head dimension ", head_dim));
     }
@@ -56,8 +86,7 @@ class CudaAttentionTiles {
         schedule.forward.size() + schedule.backward_q.size() + schedule.backward_kv.size());
     const int64_t need = count * static_cast<int64_t>(sizeof(kernels::cuda::AttentionTile));
     if (need > bytes_) {
-      return absl::ResourceExhaustedError(absl::StrCat("attention over ", cu[sequences],
-                                                       " rows has ", count,
+      return absl::ResourceExhaustedError(absl::StrCat("attention over ", rows, " rows has ", count,
                                                        " tiles, more than their pool holds"));
     }
     if (used_ + need > bytes_) {
@@ -79,7 +108,6 @@ class CudaAttentionTiles {
     return tiles;
   }
 
- private:
   const kernels::cuda::AttentionTile* Append(const std::vector<kernels::cuda::AttentionTile>& list,
                                              int32_t* count) {
     const size_t bytes = list.size() * sizeof(kernels::cuda::AttentionTile);

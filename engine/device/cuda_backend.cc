@@ -116,7 +116,6 @@ class Cuda final : public CudaOps {
   }
 
   const char* name() const override { return "cuda"; }
-  DType activation_type() const override { return DType::kBF16; }
   DType weight_type() const override { return DType::kBF16; }
 
   // "cudnn-9.14.0"; empty: it is not here.

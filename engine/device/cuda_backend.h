@@ -1,6 +1,6 @@
-// The CUDA backend: bf16 activations and weight operands, kernels of kernels/cuda, one arena from
-// the device's allocator, a compute stream and a copy stream that do not wait for each other but by
-// events. sm_80 and newer.
+// The CUDA backend: bf16 weight operands, activations of bf16 or fp32, kernels of kernels/cuda, one
+// arena from the device's allocator, a compute stream and a copy stream that do not wait for each
+// other but by events. sm_80 and newer.
 //
 // Bytes on the device: the arena (planned), and the overhead, measured once when the backend is
 // made: context, modules, and one fixed block that holds the matrix library's workspace, the

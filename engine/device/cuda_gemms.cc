@@ -11,6 +11,8 @@
 #include "engine/base/status_macros.h"
 #include "engine/device/cuda_handles.h"
 #include "engine/device/cuda_memory.h"
+#include "engine/plan/pass_buffers.h"
+#include "kernels/cuda/gemm_split.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/random_fill.h"
 
@@ -23,6 +25,8 @@ using kernels::Operand;
 
 constexpr int kCandidates = 10;
 constexpr int64_t kBf16Bytes = 2;
+// A scratch that nothing is written to: products are told apart by their shapes.
+constexpr uintptr_t kNowhere = 4096;
 
 int64_t OutBytes(const GemmArgs& g) {
   return g.M * g.ldc * (g.c_type == Operand::kF32 ? 4 : kBf16Bytes);
@@ -90,14 +94,10 @@ absl::StatusOr<std::unique_ptr<CudaGemms>> CudaGemms::Create(void* workspace,
       new CudaGemms(std::move(library), std::move(profile), options.use_heuristic));
 }
 
-absl::StatusOr<GemmPreparation> CudaGemms::Prepare(absl::Span<const GemmArgs> products,
+absl::StatusOr<GemmPreparation> CudaGemms::Prepare(absl::Span<const GemmArgs> products, DType type,
                                                    const std::function<absl::Status()>& make_room,
                                                    cudaStream_t stream) {
-  Products by_key;
-  for (const GemmArgs& g : products) {
-    if (cuda::SkinnyTakes(g)) continue;  // has a kernel of its own
-    if (g.M > 0 && g.N > 0 && g.K > 0) by_key.emplace(cuda::GemmKeyText(g), g);
-  }
+  SOUP_ASSIGN_OR_RETURN(const Products by_key, LibraryProducts(products, type));
   GemmPreparation preparation;
   preparation.shapes = static_cast<int64_t>(by_key.size());
   if (use_heuristic_) return preparation;
@@ -114,6 +114,36 @@ absl::StatusOr<GemmPreparation> CudaGemms::Prepare(absl::Span<const GemmArgs> pr
   }
   preparation.fingerprint = absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
   return preparation;
+}
+
+cudaError_t CudaGemms::GemmF32(const GemmArgs& args, void* scratch, cudaStream_t stream) {
+  return library_->GemmF32(args, scratch, kProductScratchBytes, stream);
+}
+
+absl::StatusOr<CudaGemms::Products> CudaGemms::LibraryProducts(absl::Span<const GemmArgs> products,
+                                                               DType type) {
+  Products by_key;
+  for (const GemmArgs& g : products) {
+    if (g.M == 0 || g.N == 0 || g.K == 0) continue;
+    if (type != DType::kF32) {
+      // What has a kernel of its own is not the library's.
+      if (!cuda::SkinnyTakes(g)) by_key.emplace(cuda::GemmKeyText(g), g);
+      continue;
+    }
+    const cudaError_t split = cuda::ForEachSplitChunk(
+        g, reinterpret_cast<void*>(kNowhere), kProductScratchBytes,
+        [&](const cuda::SplitChunk& chunk) {
+          for (int i = 0; i < chunk.count; ++i) {
+            by_key.emplace(cuda::GemmKeyText(chunk.products[i]), chunk.products[i]);
+          }
+          return cudaSuccess;
+        });
+    if (split != cudaSuccess) {
+      return absl::InternalError(
+          absl::StrCat("the product ", cuda::GemmKeyText(g), " has no form with fp32 activations"));
+    }
+  }
+  return by_key;
 }
 
 absl::Status CudaGemms::AdoptKept(const Products& products) {

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/base/dtype.h"
 #include "engine/device/backend.h"
 #include "engine/device/gemm_profile.h"
 #include "kernels/cuda/gemm.h"
@@ -34,8 +35,10 @@ class CudaGemms {
   cudaError_t Gemm(const kernels::GemmArgs& args, cudaStream_t stream) {
     return library_->Gemm(args, stream);
   }
-  // Backend::PrepareGemms.
-  absl::StatusOr<GemmPreparation> Prepare(absl::Span<const kernels::GemmArgs> products,
+  // Of fp32 activations, through the scratch (kernels/cuda/gemm_split.h).
+  cudaError_t GemmF32(const kernels::GemmArgs& args, void* scratch, cudaStream_t stream);
+  // Backend::PrepareGemms, of products with activations of `type`.
+  absl::StatusOr<GemmPreparation> Prepare(absl::Span<const kernels::GemmArgs> products, DType type,
                                           const std::function<absl::Status()>& make_room,
                                           cudaStream_t stream);
   bool chooses() const { return !use_heuristic_; }
@@ -47,6 +50,9 @@ class CudaGemms {
             bool use_heuristic)
       : library_(std::move(library)), profile_(std::move(profile)), use_heuristic_(use_heuristic) {}
 
+  // The library's products of these, by key.
+  static absl::StatusOr<Products> LibraryProducts(absl::Span<const kernels::GemmArgs> products,
+                                                  DType type);
   absl::Status AdoptKept(const Products& products);
   absl::Status TuneMissing(const Products& products, cudaStream_t stream,
                            GemmPreparation& preparation);

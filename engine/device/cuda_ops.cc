@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/attention_library.h"
+#include "kernels/bf16.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_f32.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
@@ -74,10 +76,20 @@ std::string CudaOps::LibraryName(const cuda::CudnnAttention& library) {
   return absl::StrCat("cudnn-", library.version());
 }
 
+absl::Status CudaOps::UseActivations(DType type, void* product_scratch) {
+  if (type != DType::kBF16 && type != DType::kF32) {
+    return absl::InvalidArgumentError(
+        "the CUDA backend computes with bf16 or fp32 activations only");
+  }
+  act_ = type;
+  product_scratch_ = product_scratch;
+  return absl::OkStatus();
+}
+
 void CudaOps::GatherRows(const kernels::GatherRowsArgs& a) {
   if (a.T == 0) return;
   if (reads_pinned_ && registrations_.Pinned(a.table)) {
-    Told(cuda::GatherRows(a, compute_.get()), "GatherRows");
+    Told(cuda::GatherRows(a, compute_.get(), act()), "GatherRows");
   } else {
     GatherOnHost(a);
   }
@@ -89,22 +101,31 @@ void CudaOps::Nf4Dequant(const kernels::Nf4DequantArgs& a) {
   Told(cuda::Nf4Dequant(a, compute_.get()), "Nf4Dequant");
 }
 void CudaOps::RmsNormForward(const kernels::RmsNormForwardArgs& a) {
-  Told(cuda::RmsNormForward(a, compute_.get()), "RmsNormForward");
+  Told(cuda::RmsNormForward(a, compute_.get(), act()), "RmsNormForward");
 }
 void CudaOps::RmsNormBackward(const kernels::RmsNormBackwardArgs& a) {
-  Told(cuda::RmsNormBackward(a, compute_.get()), "RmsNormBackward");
+  Told(cuda::RmsNormBackward(a, compute_.get(), act()), "RmsNormBackward");
 }
 void CudaOps::HeadNormForward(const kernels::HeadNormForwardArgs& a) {
-  Told(cuda::HeadNormForward(a, compute_.get()), "HeadNormForward");
+  Told(cuda::HeadNormForward(a, compute_.get(), act()), "HeadNormForward");
 }
 void CudaOps::HeadNormBackward(const kernels::HeadNormBackwardArgs& a) {
-  Told(cuda::HeadNormBackward(a, compute_.get()), "HeadNormBackward");
+  Told(cuda::HeadNormBackward(a, compute_.get(), act()), "HeadNormBackward");
 }
 void CudaOps::AddBias(const kernels::AddBiasArgs& a) {
-  Told(cuda::AddBias(a, compute_.get()), "AddBias");
+  Told(cuda::AddBias(a, compute_.get(), act()), "AddBias");
 }
-void CudaOps::Rope(const kernels::RopeArgs& a) { Told(cuda::Rope(a, compute_.get()), "Rope"); }
+void CudaOps::Rope(const kernels::RopeArgs& a) {
+  Told(cuda::Rope(a, compute_.get(), act()), "Rope");
+}
 void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
+  if (f32()) {
+    const auto found =
+        tiles_.FindF32(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
+    if (!Keep(found.status()).ok()) return;
+    return Told(cuda::AttentionF32Forward(a, Variant(a), *found, compute_.get()),
+                "AttentionForward");
+  }
   const std::vector<uint8_t> taken = Taken(a, /*backward=*/false);
   const auto tiles =
       tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, taken, compute_.get());
@@ -122,6 +143,13 @@ void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
 }
 void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
                                 const AttentionScratch& scratch) {
+  if (f32()) {
+    const auto found_f32 =
+        tiles_.FindF32(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
+    if (!Keep(found_f32.status()).ok()) return;
+    return Told(cuda::AttentionF32Backward(a, Variant(a), *found_f32, compute_.get()),
+                "AttentionBackward");
+  }
   const std::vector<uint8_t> taken = Taken(a, /*backward=*/true);
   const auto found =
       tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, taken, compute_.get());
@@ -187,14 +215,19 @@ absl::Status CudaOps::PrepareAttention(absl::string_view library,
   return absl::OkStatus();
 }
 void CudaOps::SwigluForward(const kernels::SwigluForwardArgs& a) {
-  Told(cuda::SwigluForward(a, compute_.get()), "SwigluForward");
+  Told(cuda::SwigluForward(a, compute_.get(), act()), "SwigluForward");
 }
 void CudaOps::SwigluBackward(const kernels::SwigluBackwardArgs& a) {
-  Told(cuda::SwigluBackward(a, compute_.get()), "SwigluBackward");
+  Told(cuda::SwigluBackward(a, compute_.get(), act()), "SwigluBackward");
 }
 void CudaOps::Gemm(const kernels::GemmArgs& a) {
-  const cudaError_t error =
-      cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, compute_.get()) : gemms_->Gemm(a, compute_.get());
+  if (f32() && product_scratch_ == nullptr) {
+    Keep(absl::InternalError("a product of fp32 activations without its scratch")).IgnoreError();
+    return;
+  }
+  const cudaError_t error = f32() ? gemms_->GemmF32(a, product_scratch_, compute_.get())
+                            : cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, compute_.get())
+                                                   : gemms_->Gemm(a, compute_.get());
   if (error == cudaSuccess) return;
   if (error == cudaErrorNotReady) {
     Keep(absl::InternalError(absl::StrCat("the product ", cuda::GemmKeyText(a),
@@ -206,65 +239,67 @@ void CudaOps::Gemm(const kernels::GemmArgs& a) {
 }
 template <typename Args>
 void CudaOps::Products(const Args& a) {
-  kernels::ForEachProduct(a, DTypeBytes(DType::kBF16), DTypeBytes(DType::kBF16),
-                          [this](const kernels::GemmArgs& g) { Gemm(g); });
+  kernels::ForEachProduct(a, DTypeBytes(act_), [this](const kernels::GemmArgs& g) { Gemm(g); });
 }
 void CudaOps::LoraUp(const kernels::LoraUpArgs& a) {
-  if (!kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+  if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
   Told(cuda::LoraUp(a, compute_.get()), "LoraUp");
 }
 void CudaOps::LoraBack(const kernels::LoraBackArgs& a) {
-  if (!kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+  if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
   Told(cuda::LoraBack(a, compute_.get()), "LoraBack");
 }
 void CudaOps::LoraGrad(const kernels::LoraGradArgs& a) {
-  if (!kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+  if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
   Told(cuda::LoraGrad(a, compute_.get()), "LoraGrad");
 }
 absl::StatusOr<GemmPreparation> CudaOps::PrepareGemms(
     absl::Span<const kernels::GemmArgs> products, const std::function<absl::Status()>& make_room) {
-  absl::StatusOr<GemmPreparation> prepared = gemms_->Prepare(products, make_room, compute_.get());
+  absl::StatusOr<GemmPreparation> prepared =
+      gemms_->Prepare(products, act_, make_room, compute_.get());
   // An allocation that failed must not be told as the error of a later launch.
   if (!prepared.ok()) cudaGetLastError();
   return prepared;
 }
-void CudaOps::Axpy(const kernels::AxpyArgs& a) { Told(cuda::Axpy(a, compute_.get()), "Axpy"); }
+void CudaOps::Axpy(const kernels::AxpyArgs& a) {
+  Told(cuda::Axpy(a, compute_.get(), act()), "Axpy");
+}
 void CudaOps::Dropout(const kernels::DropoutArgs& a) {
-  Told(cuda::Dropout(a, compute_.get()), "Dropout");
+  Told(cuda::Dropout(a, compute_.get(), act()), "Dropout");
 }
 void CudaOps::GatherActRows(const kernels::GatherActRowsArgs& a) {
-  Told(cuda::GatherActRows(a, compute_.get()), "GatherActRows");
+  Told(cuda::GatherActRows(a, compute_.get(), act()), "GatherActRows");
 }
 void CudaOps::ScatterActRows(const kernels::ScatterActRowsArgs& a) {
-  Told(cuda::ScatterActRows(a, compute_.get()), "ScatterActRows");
+  Told(cuda::ScatterActRows(a, compute_.get(), act()), "ScatterActRows");
 }
 void CudaOps::LossSlice(const kernels::LossSliceArgs& a) {
-  Told(cuda::LossSlice(a, compute_.get()), "LossSlice");
+  Told(cuda::LossSlice(a, compute_.get(), act()), "LossSlice");
 }
 void CudaOps::LossTargetRows(const kernels::LossTargetRowsArgs& a) {
   Told(cuda::LossTargetRows(a, compute_.get()), "LossTargetRows");
 }
 void CudaOps::LossFinish(const kernels::LossFinishArgs& a) {
-  Told(cuda::LossFinish(a, compute_.get()), "LossFinish");
+  Told(cuda::LossFinish(a, compute_.get(), act()), "LossFinish");
 }
 void CudaOps::Route(const kernels::RouteArgs& a) { Told(cuda::Route(a, compute_.get()), "Route"); }
 void CudaOps::RouteBackward(const kernels::RouteBackwardArgs& a) {
-  Told(cuda::RouteBackward(a, compute_.get()), "RouteBackward");
+  Told(cuda::RouteBackward(a, compute_.get(), act()), "RouteBackward");
 }
 void CudaOps::ListExperts(const kernels::ListExpertsArgs& a) {
   Told(cuda::ListExperts(a, compute_.get()), "ListExperts");
 }
 void CudaOps::GatherEntries(const kernels::GatherEntriesArgs& a) {
-  Told(cuda::GatherEntries(a, compute_.get()), "GatherEntries");
+  Told(cuda::GatherEntries(a, compute_.get(), act()), "GatherEntries");
 }
 void CudaOps::ScatterEntries(const kernels::ScatterEntriesArgs& a) {
-  Told(cuda::ScatterEntries(a, compute_.get()), "ScatterEntries");
+  Told(cuda::ScatterEntries(a, compute_.get(), act()), "ScatterEntries");
 }
 void CudaOps::EntryGrad(const kernels::EntryGradArgs& a) {
-  Told(cuda::EntryGrad(a, compute_.get()), "EntryGrad");
+  Told(cuda::EntryGrad(a, compute_.get(), act()), "EntryGrad");
 }
 void CudaOps::AddF32(const kernels::AddF32Args& a) {
-  Told(cuda::AddF32(a, compute_.get()), "AddF32");
+  Told(cuda::AddF32(a, compute_.get(), act()), "AddF32");
 }
 void CudaOps::SumSquares(const kernels::SumSquaresArgs& a) {
   Told(cuda::SumSquares(a, partial_sums_, compute_.get()), "SumSquares");
@@ -288,10 +323,16 @@ void CudaOps::GatherOnHost(const kernels::GatherRowsArgs& a) {
   for (int64_t t = 0; t < a.T; ++t) {
     std::copy_n(a.table + ids[static_cast<size_t>(t)] * a.H, a.H, rows.begin() + t * a.H);
   }
-  Told(cudaMemcpyAsync(a.y, rows.data(), rows.size() * sizeof(uint16_t), cudaMemcpyHostToDevice,
-                       compute_.get()),
+  std::vector<float> wide;
+  if (f32()) {
+    wide.reserve(rows.size());
+    for (const uint16_t x : rows) wide.push_back(kernels::Bf16ToF32(x));
+  }
+  const void* from = f32() ? static_cast<const void*>(wide.data()) : rows.data();
+  Told(cudaMemcpyAsync(a.y, from, rows.size() * static_cast<size_t>(DTypeBytes(act_)),
+                       cudaMemcpyHostToDevice, compute_.get()),
        "GatherRows");
-  Told(cudaStreamSynchronize(compute_.get()), "GatherRows");  // `rows` dies here
+  Told(cudaStreamSynchronize(compute_.get()), "GatherRows");  // the rows die here
 }
 
 }  // namespace soup::engine

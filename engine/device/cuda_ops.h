@@ -10,17 +10,21 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "engine/base/dtype.h"
 #include "engine/device/backend.h"
 #include "engine/device/cuda_attention_tiles.h"
 #include "engine/device/cuda_gemms.h"
 #include "engine/device/cuda_handles.h"
 #include "engine/device/cuda_memory.h"
+#include "kernels/cuda/act_type.h"
 #include "kernels/cuda/cudnn_attention.h"
 
 namespace soup::engine {
 
 class CudaOps : public Backend {
  public:
+  DType activation_type() const override { return act_; }
+  absl::Status UseActivations(DType type, void* product_scratch) override;
   void GatherRows(const kernels::GatherRowsArgs& args) override;
   void Widen(const kernels::WidenArgs& args) override;
   void Nf4Dequant(const kernels::Nf4DequantArgs& args) override;
@@ -92,8 +96,15 @@ class CudaOps : public Backend {
  private:
   template <typename Args>
   void Products(const Args& args);
+  bool f32() const { return act_ == DType::kF32; }
+  kernels::cuda::ActType act() const {
+    return f32() ? kernels::cuda::ActType::kF32 : kernels::cuda::ActType::kBf16;
+  }
   void GatherOnHost(const kernels::GatherRowsArgs& args);
   void ByLibrary(cudaError_t error, absl::string_view what);
+
+  DType act_ = DType::kBF16;
+  void* product_scratch_ = nullptr;  // kProductScratchBytes, of the pass
 };
 
 }  // namespace soup::engine

@@ -25,9 +25,11 @@ void GemmRecorder::Gemm(const kernels::GemmArgs& a) {
 
 template <typename Args>
 void GemmRecorder::Products(const Args& args) {
-  if (name_ == "cuda" && kernels::LoraKernelsTake(args.linears, args.r, args.ldy)) return;
-  kernels::ForEachProduct(args, DTypeBytes(act_), DTypeBytes(wt_),
-                          [this](const kernels::GemmArgs& g) { Gemm(g); });
+  // The kernels are bf16's.
+  const bool kernels_take = name_ == "cuda" && act_ == DType::kBF16 &&
+                            kernels::LoraKernelsTake(args.linears, args.r, args.ldy);
+  if (kernels_take) return;
+  kernels::ForEachProduct(args, DTypeBytes(act_), [this](const kernels::GemmArgs& g) { Gemm(g); });
 }
 void GemmRecorder::LoraUp(const kernels::LoraUpArgs& args) { Products(args); }
 void GemmRecorder::LoraBack(const kernels::LoraBackArgs& args) { Products(args); }

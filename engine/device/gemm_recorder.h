@@ -16,7 +16,7 @@ namespace soup::engine {
 
 class GemmRecorder final : public Backend {
  public:
-  // Looks like `model`: its name and types.
+  // Looks like `model`: its name and its present types.
   explicit GemmRecorder(const Backend& model)
       : name_(model.name()), act_(model.activation_type()), wt_(model.weight_type()) {}
 
@@ -26,6 +26,10 @@ class GemmRecorder final : public Backend {
   const char* name() const override { return name_.c_str(); }
   DType activation_type() const override { return act_; }
   DType weight_type() const override { return wt_; }
+  absl::Status UseActivations(DType type, void*) override {
+    act_ = type;
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Arena>> CreateHostArena(int64_t bytes) override {
     return CreateArena(bytes);
@@ -101,7 +105,8 @@ class GemmRecorder final : public Backend {
   void Products(const Args& args);
 
   const std::string name_;
-  const DType act_, wt_;
+  DType act_;
+  const DType wt_;
   std::set<std::array<int64_t, 8>> known_;
   std::vector<kernels::GemmArgs> products_;
 };

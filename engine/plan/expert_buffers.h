@@ -1,5 +1,6 @@
 // What the experts of a sparse layer need in a pass, beyond a dense layer's buffers. Names as in
-// pass_buffers.h; letters as in kernels/ops.h. `act`: bytes of an activation. Pure; any thread.
+// pass_buffers.h; letters as in kernels/ops.h. `act`: bytes of an activation; `wt`: of a product's
+// weight operand, 2 on CUDA and 4 on the CPU. Pure; any thread.
 //
 // Row counts of an expert's products are rounded up: on CUDA to a short list, so that every product
 // can be timed before a run; on the CPU to a multiple of 8.
@@ -26,55 +27,55 @@ inline constexpr char kBackwardRouting[] = "backward/routing";             // Ro
 inline constexpr char kForwardExpertRows[] = "forward/expert_rows";
 inline constexpr char kBackwardExpertRows[] = "backward/expert_rows";
 
-inline constexpr int64_t kBf16ActBytes = 2;
+inline constexpr int64_t kCudaWeightBytes = 2;
 
 // Rows of an expert's products for `count` tokens.
-inline int64_t ExpertRows(int64_t count, int64_t act) {
-  if (act != kBf16ActBytes) return (count + 7) / 8 * 8;
+inline int64_t ExpertRows(int64_t count, int64_t wt) {
+  if (wt != kCudaWeightBytes) return (count + 7) / 8 * 8;
   if (count <= 64) return (count + 15) / 16 * 16;
   int64_t rows = 64;
   while (count > 2 * rows) rows *= 2;
   return count <= rows * 3 / 2 ? rows * 3 / 2 : 2 * rows;
 }
 // Every value that ExpertRows has for counts from 1 to `tokens`.
-inline std::vector<int64_t> ExpertRowCounts(int64_t tokens, int64_t act) {
+inline std::vector<int64_t> ExpertRowCounts(int64_t tokens, int64_t wt) {
   std::vector<int64_t> out;
   for (int64_t count = 1; count <= tokens;) {
-    out.push_back(ExpertRows(count, act));
+    out.push_back(ExpertRows(count, wt));
     count = out.back() + 1;
   }
   return out;
 }
 // At most the sum of ExpertRows over all experts, whatever the routing of `tokens` tokens.
-inline int64_t MostExpertRows(const ModelSpec& model, int64_t tokens, int64_t act) {
+inline int64_t MostExpertRows(const ModelSpec& model, int64_t tokens, int64_t wt) {
   const int64_t entries = tokens * model.experts.per_token;
   const int64_t experts = std::min(model.experts.count, entries);
   const int64_t padded =
-      act == kBf16ActBytes ? entries * 3 / 2 + 16 * experts : entries + 7 * experts;
-  return std::min(padded, experts * ExpertRows(tokens, act));
+      wt == kCudaWeightBytes ? entries * 3 / 2 + 16 * experts : entries + 7 * experts;
+  return std::min(padded, experts * ExpertRows(tokens, wt));
 }
 
 // Elements of the buffers that dense and sparse layers share.
-inline int64_t GateUpElements(const ModelSpec& model, int64_t tokens, int64_t act) {  // kept
+inline int64_t GateUpElements(const ModelSpec& model, int64_t tokens, int64_t wt) {  // kept
   int64_t n = model.has_dense_layers() ? tokens * 2 * model.intermediate : 0;
   if (model.has_sparse_layers()) {
-    n = std::max(n, MostExpertRows(model, tokens, act) * 2 * model.experts.intermediate);
+    n = std::max(n, MostExpertRows(model, tokens, wt) * 2 * model.experts.intermediate);
   }
   return n;
 }
-inline int64_t GateUpScratchElements(const ModelSpec& model, int64_t tokens, int64_t act) {
+inline int64_t GateUpScratchElements(const ModelSpec& model, int64_t tokens, int64_t wt) {
   int64_t n = model.has_dense_layers() ? tokens * 2 * model.intermediate : 0;
   if (model.has_sparse_layers()) {
-    n = std::max(n, ExpertRows(tokens, act) * 2 * model.experts.intermediate);
+    n = std::max(n, ExpertRows(tokens, wt) * 2 * model.experts.intermediate);
   }
   return n;
 }
 // kItemWork, kItemBackWork: the activation, and attention's output or its gradient.
-inline int64_t WorkElements(const ModelSpec& model, int64_t tokens, bool attention, int64_t act) {
+inline int64_t WorkElements(const ModelSpec& model, int64_t tokens, bool attention, int64_t wt) {
   int64_t n = attention ? tokens * model.q_width() : 0;
   if (model.has_dense_layers()) n = std::max(n, tokens * model.intermediate);
   if (model.has_sparse_layers()) {
-    n = std::max(n, MostExpertRows(model, tokens, act) * model.experts.intermediate);
+    n = std::max(n, MostExpertRows(model, tokens, wt) * model.experts.intermediate);
   }
   return n;
 }

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/base/attention_library.h"
+#include "engine/base/dtype.h"
 #include "engine/base/machine_profile.h"
 #include "engine/model/layer_layout.h"
 #include "engine/model/model_spec.h"
@@ -58,10 +59,19 @@ struct NumericPlan {
   int32_t cpu_threads = 1;
   std::string blas_core;
   AttentionShare attention;  // cuda: what an attention library takes; empty: our own kernels all
+  // cuda: activations are fp32 instead of bf16. Of models with experts: rows whose k-th and next
+  // expert are nearly as probable must not turn on a rounding (docs/NUMERICS.md).
+  bool f32_activations = false;
 
   int64_t BucketFor(int64_t tokens) const;  // the smallest bucket >= tokens; 0 when none
   // Rows of the head's products for so many supervised rows: a bucket, at most the item's own.
   int64_t HeadRows(int64_t supervised) const { return supervised == 0 ? 0 : BucketFor(supervised); }
+  // What kernels/ops.h calls act and wt; of a pass: all its jobs'.
+  DType activation_type() const {
+    return backend == "cuda" && !f32_activations ? DType::kBF16 : DType::kF32;
+  }
+  int64_t act_bytes() const { return DTypeBytes(activation_type()); }
+  int64_t wt_bytes() const { return backend == "cuda" ? 2 : 4; }
   std::string ToText() const;  // JSON, one line, keys sorted
   static absl::StatusOr<NumericPlan> FromText(absl::string_view text);
 };

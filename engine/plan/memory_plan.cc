@@ -64,6 +64,11 @@ absl::Status CheckJobs(const std::vector<PassJob>& jobs) {
           absl::StrCat("jobs ", jobs.front().job_id, " and ", job.job_id,
                        " have numeric plans with different head slices and cannot share a pass"));
     }
+    if (job.numeric.activation_type() != jobs.front().numeric.activation_type()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "jobs ", jobs.front().job_id, " and ", job.job_id,
+          " were planned with activations of different types and cannot share a pass"));
+    }
     for (const PassItem& item : job.items) {
       if (item.tokens <= 0 || item.sequences <= 0) {
         return absl::InvalidArgumentError(absl::StrCat("job ", job.job_id, ": an item of ",

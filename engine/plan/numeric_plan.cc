@@ -80,6 +80,9 @@ int64_t Longest(const JobShape& shape) {
 }
 
 constexpr char kOwnAttention[] = "own";
+// Written only where activations are not the backend's own type: older records have no such key.
+constexpr char kActivations[] = "activations";
+constexpr char kF32Activations[] = "f32";
 
 nlohmann::json AttentionToJson(const AttentionShare& a) {
   const auto range = [](const TokenRange& r) { return std::vector<int64_t>{r.least, r.most}; };
@@ -167,6 +170,7 @@ std::string NumericPlan::ToText() const {
                       {"cpu_threads", cpu_threads},
                       {"blas_core", blas_core}};
   if (backend == "cuda") j.update(AttentionToJson(attention));
+  if (backend == "cuda" && f32_activations) j[kActivations] = kF32Activations;
   return j.dump();
 }
 
@@ -191,7 +195,13 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
           absl::StrCat("numeric plan: no key ", key, ": submit the job again"));
     }
   }
-  if (j.size() != keys.size()) {
+  const bool activations = cuda && j.contains(kActivations);
+  if (activations && j[kActivations] != kF32Activations) {
+    return absl::InvalidArgumentError(absl::StrCat("numeric plan: activations of type ",
+                                                   j[kActivations].dump(), ", known: \"",
+                                                   kF32Activations, "\""));
+  }
+  if (j.size() != keys.size() + (activations ? 1 : 0)) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: an unknown key in ", text));
   }
   NumericPlan plan;
@@ -206,6 +216,7 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
     plan.cpu_threads = j["cpu_threads"].get<int32_t>();
     plan.blas_core = j["blas_core"].get<std::string>();
     if (cuda) plan.attention = AttentionFromJson(j);
+    plan.f32_activations = activations;
   } catch (const nlohmann::json::exception& e) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: ", e.what()));
   }
@@ -218,7 +229,8 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
                          !plan.buckets.empty() && plan.buckets.front() > 0;
   if (!ascending || plan.head_slice_rows <= 0 || plan.cpu_threads <= 0 ||
       plan.micro_batch_tokens <= 0 || plan.micro_batch_tokens > plan.buckets.back() ||
-      plan.max_supervised_rows <= 0 || plan.order_tile < 0 || !Sane(plan.attention)) {
+      plan.max_supervised_rows <= 0 || plan.order_tile < 0 || !Sane(plan.attention) ||
+      (plan.f32_activations && !plan.attention.library.empty())) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: values out of range: ", text));
   }
   return plan;
@@ -286,7 +298,11 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
                RoundUp((shape.model.vocab + 3) / 4, cuda ? kCudaRowTile : int64_t{16}));
   plan.cpu_threads = std::max(profile.cpu_threads, 1);
   plan.blas_core = profile.blas_core;
-  if (cuda) plan.attention = ChooseAttention(shape, profile, plan.micro_batch_tokens);
+  plan.f32_activations = cuda && shape.model.has_sparse_layers();
+  // The library's attention is bf16.
+  if (cuda && !plan.f32_activations) {
+    plan.attention = ChooseAttention(shape, profile, plan.micro_batch_tokens);
+  }
   return plan;
 }
 

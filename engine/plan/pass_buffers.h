@@ -69,11 +69,20 @@ inline constexpr char kHeadResidentBuffer[] = "head/resident";
 inline constexpr char kFinalNormBuffer[] = "globals/final_norm";
 inline constexpr char kInverseFrequencyBuffer[] = "globals/inverse_frequencies";
 inline constexpr char kSumSquaresBuffer[] = "update/sum_squares";
+// Where fp32 activations become operands of bf16 products (kernels/cuda/gemm_split.h), on CUDA. Its
+// size decides bits: products are cut by it. 32 MiB hold 2,048 rows of 4,096 columns; the rest is
+// lost to alignment.
+inline constexpr char kProductScratchBuffer[] = "product_scratch";
+inline constexpr int64_t kProductScratchBytes = (int64_t{32} << 20) + 1024;
+// `act`, `wt`: bytes of an activation and of a weight operand.
+inline int64_t ProductScratchBytes(int64_t act, int64_t wt) {
+  return act > wt ? kProductScratchBytes : 0;
+}
 inline std::string JobBuffer(absl::string_view job_id, absl::string_view what) {
   return absl::StrCat("job/", job_id, "/", what);
 }
 inline constexpr char kJobWeights[] = "weights";
-inline constexpr char kJobOperand[] = "operand";  // bf16 copy of the weights where wt is bf16
+inline constexpr char kJobOperand[] = "operand";  // bf16 copy of the weights where act is bf16
 inline constexpr char kJobGradients[] = "gradients";
 inline constexpr char kJobFirstMoment[] = "first_moment";
 inline constexpr char kJobSecondMoment[] = "second_moment";
@@ -184,7 +193,7 @@ struct MlpBlock {
   int64_t low_rank = 0;  // act [MLP targets, T, r]
   int64_t bytes = 0;
 };
-// `low_rank`: targets of the class times r.
+// `low_rank`: targets of the class times r; `wt`: of expert_buffers.h.
 inline AttentionBlock MakeAttentionBlock(const ModelSpec& model, int64_t tokens, int64_t low_rank,
                                          int64_t act) {
   AttentionBlock b;
@@ -195,10 +204,10 @@ inline AttentionBlock MakeAttentionBlock(const ModelSpec& model, int64_t tokens,
   b.bytes = b.low_rank + ArenaRoundUp(tokens * low_rank * act);
   return b;
 }
-inline MlpBlock MakeMlpBlock(const ModelSpec& model, int64_t tokens, int64_t low_rank,
-                             int64_t act) {
+inline MlpBlock MakeMlpBlock(const ModelSpec& model, int64_t tokens, int64_t low_rank, int64_t act,
+                             int64_t wt) {
   MlpBlock b;
-  b.low_rank = b.gate_up + ArenaRoundUp(GateUpElements(model, tokens, act) * act);
+  b.low_rank = b.gate_up + ArenaRoundUp(GateUpElements(model, tokens, wt) * act);
   b.bytes = b.low_rank + ArenaRoundUp(tokens * low_rank * act);
   return b;
 }

@@ -34,6 +34,11 @@ constexpr double kAttentionAgainOps = 5;
 // on four vectors, the operand copy.
 constexpr double kUpdateBytesPerElement = 4 + 28 + 6;
 
+// fp32 activations on CUDA: a product is two of the library's, and its operand is split before; and
+// attention runs on the fp32 units. Not measured.
+constexpr double kSplitProducts = 2.2;
+constexpr double kF32AttentionTimes = 20;
+
 double Rate(double measured, double unmeasured) { return measured > 0 ? measured : unmeasured; }
 
 double Elements(const GroupShape& shape) {
@@ -80,7 +85,11 @@ double MeanKeys(const ModelSpec& model, double length) {
 PassForecaster::PassForecaster(const ModelSpec& model, BaseFormat format,
                                const std::vector<PassJob>& jobs, const MachineProfile& profile)
     : model_(model), profile_(profile) {
-  if (!jobs.empty() && jobs.front().numeric.backend == "cuda") act_ = wt_ = 2;
+  if (!jobs.empty()) {
+    act_ = static_cast<double>(jobs.front().numeric.act_bytes());
+    wt_ = static_cast<double>(jobs.front().numeric.wt_bytes());
+  }
+  split_ = act_ > wt_;
   in_place_ = format == BaseFormat::kBf16 && wt_ == 2;
   slab_bytes_ = static_cast<double>(MakeLayerLayout(model, format).bytes);
   head_bytes_ = 2.0 * static_cast<double>(model.vocab * model.hidden);
@@ -94,7 +103,8 @@ PassForecaster::PassForecaster(const ModelSpec& model, BaseFormat format,
 
 double PassForecaster::Gemm(double flops, double tokens) const {
   const double measured = RateAt(profile_.gemm_rates, static_cast<int64_t>(tokens));
-  return flops / Rate(measured, Rate(profile_.gemm_flops, kUnmeasuredFlops));
+  const double products = split_ ? kSplitProducts : 1;
+  return products * flops / Rate(measured, Rate(profile_.gemm_flops, kUnmeasuredFlops));
 }
 
 void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
@@ -116,7 +126,8 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   const double blind = attention_flops / kAttentionShare;
   const auto attention = [&](const std::vector<MeasuredRate>& rates, double times) {
     const double rate = RateAt(rates, static_cast<int64_t>(length));
-    return times * (rate > 0 ? attention_flops / rate : Gemm(blind, t));
+    const double slower = split_ ? kF32AttentionTimes : 1;
+    return slower * times * (rate > 0 ? attention_flops / rate : Gemm(blind, t));
   };
   const double attention_forward = attention(profile_.attention_forward_rates, 1);
 
@@ -141,13 +152,14 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
                        kAttentionAgainOps * launch;
   s.mlp_again += Gemm(2 * t * gate_up, t);
   const int64_t tokens = item.tokens, act = static_cast<int64_t>(act_);
+  const int64_t wt = static_cast<int64_t>(wt_);
   int64_t attention_rank = 0, mlp_rank = 0;
   for (const Module m : job.lora.targets)
     (IsMlpModule(m) ? mlp_rank : attention_rank) += LowRankColumns(job.lora.r);
   blocks_.boundary += t * h * static_cast<double>(model_.state_planes()) * act_;
   blocks_.attention +=
       static_cast<double>(MakeAttentionBlock(model_, tokens, attention_rank, act).bytes);
-  blocks_.mlp += static_cast<double>(MakeMlpBlock(model_, tokens, mlp_rank, act).bytes);
+  blocks_.mlp += static_cast<double>(MakeMlpBlock(model_, tokens, mlp_rank, act, wt).bytes);
 }
 
 void PassForecaster::CountLora(const PassJob& job, double t, bool train) {

@@ -58,8 +58,9 @@ class PassForecaster {
 
   const ModelSpec& model_;
   const MachineProfile profile_;
-  double act_ = 4;  // bytes of an activation
-  double wt_ = 4;   // bytes of a weight operand
+  double act_ = 4;      // bytes of an activation
+  double wt_ = 4;       // bytes of a weight operand
+  bool split_ = false;  // products of fp32 activations with bf16 weights
   bool backward_ = false;
   double tokens_ = 0;
   double slab_bytes_ = 0;

@@ -154,12 +154,14 @@ class Planner {
     AddWhole(kFinalNormBuffer, "globals", model_.hidden * kBf16Bytes);
     AddWhole(kInverseFrequencyBuffer, "globals", RopeTableFloats(model_) * kF32Bytes);
     AddWhole(kSumSquaresBuffer, "globals", sizeof(double));
+    AddWhole(kProductScratchBuffer, "product scratch",
+             ProductScratchBytes(element_.act, element_.wt));
   }
 
   void RequestJob(const PassJob& job) {
     const int64_t bytes = AdapterElements(model_, job.lora) * kF32Bytes;
     AddWhole(JobBuffer(job.job_id, kJobWeights), "adapter", bytes);
-    if (element_.wt == kBf16Bytes) {
+    if (element_.act == kBf16Bytes) {
       AddWhole(JobBuffer(job.job_id, kJobOperand), "adapter", bytes / kF32Bytes * kBf16Bytes);
     }
     if (!HasTrainItem(job)) return;
@@ -170,20 +172,20 @@ class Planner {
   }
 
   void RequestItem(const PassJob& job, const PassItem& item, int64_t i) {
-    const int64_t t = item.tokens, h = model_.hidden, act = element_.act;
+    const int64_t t = item.tokens, h = model_.hidden, act = element_.act, wt = element_.wt;
     AddWhole(Own(i, kItemIndex), "items", ItemIndexInts(t, item.sequences) * kI32Bytes);
     RequestBoundaries(item, i);
     if (item.train) {
       const int64_t attention =
           MakeAttentionBlock(model_, t, ClassColumns(job.lora, false), act).bytes;
-      const int64_t mlp = MakeMlpBlock(model_, t, ClassColumns(job.lora, true), act).bytes;
+      const int64_t mlp = MakeMlpBlock(model_, t, ClassColumns(job.lora, true), act, wt).bytes;
       RequestKept(i, kKeptAttention, kRingAttention, &LayerBand::attention, attention);
       RequestKept(i, kKeptMlp, kRingMlp, &LayerBand::mlp, mlp);
       RequestItemBackward(i, t, attention);
     }
     for (int32_t b = 0; b < static_cast<int32_t>(bands_.size()); ++b) {
       const bool kept = item.train && bands_[b].attention != Home::kRecompute;
-      AddForward(OwnInBand(i, kItemWork, b), "forward", WorkElements(model_, t, !kept, act) * act,
+      AddForward(OwnInBand(i, kItemWork, b), "forward", WorkElements(model_, t, !kept, wt) * act,
                  b);
       RequestExperts(i, t, b, item.train);
     }
@@ -256,7 +258,7 @@ class Planner {
     }
     for (int32_t b = 0; b < static_cast<int32_t>(bands_.size()); ++b) {
       AddBackward(OwnInBand(i, kItemBackWork, b), "backward",
-                  WorkElements(model_, t, true, act) * act, b);
+                  WorkElements(model_, t, true, element_.wt) * act, b);
       if (bands_[b].attention != Home::kRecompute) continue;
       AddBackward(OwnInBand(i, kAgainAttention, b), "recomputed activations", attention_block, b);
     }
@@ -294,9 +296,9 @@ class Planner {
     Add(SharedInBand(kForwardQkvOut, b), "forward", attention * model_.qkv_row() * act, qkv, qkv);
     Add(SharedInBand(kForwardLse, b), "forward", attention * model_.heads * kF32Bytes, qkv, qkv);
     Add(SharedInBand(kForwardGateUpOut, b), "forward",
-        GateUpScratchElements(model_, mlp, act) * act, gate_up, gate_up);
+        GateUpScratchElements(model_, mlp, element_.wt) * act, gate_up, gate_up);
     if (model_.has_sparse_layers()) {
-      add(kForwardExpertRows, ExpertRows(t, act) * model_.hidden * act);
+      add(kForwardExpertRows, ExpertRows(t, element_.wt) * model_.hidden * act);
     }
   }
 
@@ -322,9 +324,9 @@ class Planner {
     add(kBackwardDropped, largest_.dropped * act);
     add(kBackwardDDropped, largest_.dropped * act);
     if (model_.has_sparse_layers()) {
-      add(kBackwardExpertRows, ExpertRows(t, act) * model_.hidden * act);
+      add(kBackwardExpertRows, ExpertRows(t, element_.wt) * model_.hidden * act);
     }
-    add_in(kBackwardGateUpIn, (mlp_again ? GateUpScratchElements(model_, t, act) : 0) * act,
+    add_in(kBackwardGateUpIn, (mlp_again ? GateUpScratchElements(model_, t, element_.wt) : 0) * act,
            kBackwardGateUp);
     add_in(kBackwardMlpLowRank, (mlp_again ? largest_.mlp_low_rank : 0) * act, kBackwardGateUp);
     add_in(kBackwardAct, largest_.down_tokens * inner * act, kBackwardGateUp);
@@ -363,8 +365,8 @@ class Planner {
 PassRequests MakePassRequests(const ModelSpec& model, BaseFormat format,
                               const std::vector<PassJob>& jobs, const Placement& placement,
                               bool named) {
-  ElementBytes element;
-  if (jobs.front().numeric.backend == "cuda") element = {kBf16Bytes, kBf16Bytes};
+  const NumericPlan& numeric = jobs.front().numeric;
+  const ElementBytes element = {numeric.act_bytes(), numeric.wt_bytes()};
   Planner planner(model, format, placement, element, named);
   planner.Request(jobs);
   return planner.Take();

@@ -97,8 +97,8 @@ absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
   const int64_t act = env_.act_bytes;
   for (PassItemState& item : items_) {
     const bool kept = item.train && band.attention != Home::kRecompute;
-    SOUP_ASSIGN_OR_RETURN(item.work,
-                          TakeOwn(item, kItemWork, WorkElements(m, item.T, !kept, act), act));
+    SOUP_ASSIGN_OR_RETURN(
+        item.work, TakeOwn(item, kItemWork, WorkElements(m, item.T, !kept, env_.wt_bytes), act));
   }
   SOUP_ASSIGN_OR_RETURN(scratch_.hidden,
                         TakeShared(owners, kForwardHidden, largest_.tokens * m.hidden, act));
@@ -158,8 +158,7 @@ absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab
 absl::Status DecoderLayer::ForwardSparse(int64_t layer, const std::byte* slab,
                                          const SlabDone& slab_done) {
   std::vector<ArenaBuffer> owners;
-  const int64_t elements =
-      GateUpScratchElements(env_.spec, UnkeptTokens(band_.mlp), env_.act_bytes);
+  const int64_t elements = GateUpScratchElements(env_.spec, UnkeptTokens(band_.mlp), env_.wt_bytes);
   SparseMlp::Scratch scratch;
   SOUP_ASSIGN_OR_RETURN(scratch.gate_up,
                         TakeShared(owners, kForwardGateUpOut, elements, env_.act_bytes));
@@ -184,7 +183,7 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
     SOUP_ASSIGN_OR_RETURN(
         std::byte * gate_up,
         TakeShared(owners, kForwardGateUpOut,
-                   GateUpScratchElements(m, UnkeptTokens(band_.mlp), env_.act_bytes),
+                   GateUpScratchElements(m, UnkeptTokens(band_.mlp), env_.wt_bytes),
                    env_.act_bytes));
     const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kGateUp, weight_scratch_);
     for (const PassItemState& item : items_) {

@@ -17,8 +17,9 @@ absl::Status DecoderLayer::BeginBackward(const LayerBand& band, int32_t index) {
   const int64_t act = env_.act_bytes, t = largest_.train_tokens;
   for (PassItemState& item : items_) {
     if (!item.train) continue;
-    SOUP_ASSIGN_OR_RETURN(item.back_work,
-                          TakeOwn(item, kItemBackWork, WorkElements(m, item.T, true, act), act));
+    SOUP_ASSIGN_OR_RETURN(
+        item.back_work,
+        TakeOwn(item, kItemBackWork, WorkElements(m, item.T, true, env_.wt_bytes), act));
     if (band.attention != Home::kRecompute) continue;
     SOUP_ASSIGN_OR_RETURN(std::byte * again,
                           TakeOwn(item, kAgainAttention, AttentionBlockBytes(env_, item), 1));
@@ -72,8 +73,7 @@ absl::Status DecoderLayer::BackwardSparse(int64_t layer, const std::byte* slab) 
   SparseMlp::Scratch scratch;
   scratch.d_hidden = scratch_.d_hidden;
   if (band_.mlp == Home::kRecompute) {
-    const int64_t elements =
-        GateUpScratchElements(env_.spec, largest_.train_tokens, env_.act_bytes);
+    const int64_t elements = GateUpScratchElements(env_.spec, largest_.train_tokens, env_.wt_bytes);
     SOUP_ASSIGN_OR_RETURN(scratch.gate_up,
                           TakeShared(owners, kBackwardGateUpIn, elements, env_.act_bytes));
   }
@@ -100,8 +100,7 @@ absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
     SOUP_ASSIGN_OR_RETURN(
         mlp_again.gate_up,
         TakeShared(owners, kBackwardGateUpIn,
-                   GateUpScratchElements(m, largest_.train_tokens, env_.act_bytes),
-                   env_.act_bytes));
+                   GateUpScratchElements(m, largest_.train_tokens, env_.wt_bytes), env_.act_bytes));
     SOUP_ASSIGN_OR_RETURN(
         mlp_again.mlp_low_rank,
         TakeShared(owners, kBackwardMlpLowRank, largest_.mlp_low_rank, env_.act_bytes));

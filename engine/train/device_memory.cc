@@ -99,7 +99,7 @@ absl::Status DeviceMemory::BindHostArena(const ArenaLayout& layout) {
 absl::Status DeviceMemory::LayOut(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                                   const std::map<std::string, HostState*>& states) {
   SOUP_RETURN_IF_ERROR(MakeRings(plan, jobs));
-  SOUP_RETURN_IF_ERROR(LoadGlobals());
+  SOUP_RETURN_IF_ERROR(LoadGlobals(jobs.front().numeric));
   for (const PassJob& job : jobs) {
     SOUP_RETURN_IF_ERROR(LoadState(job, *states.at(job.job_id), plan.placement));
   }
@@ -143,7 +143,7 @@ absl::Status DeviceMemory::MakeRings(const MemoryPlan& plan, const std::vector<P
   return absl::OkStatus();
 }
 
-absl::Status DeviceMemory::LoadGlobals() {
+absl::Status DeviceMemory::LoadGlobals(const NumericPlan& numeric) {
   SOUP_ASSIGN_OR_RETURN(std::byte * norm, Take(kFinalNormBuffer));
   const GlobalsLayout globals = MakeGlobalsLayout(base_.spec);
   SOUP_RETURN_IF_ERROR(
@@ -154,6 +154,10 @@ absl::Status DeviceMemory::LoadGlobals() {
   SOUP_ASSIGN_OR_RETURN(inverse_frequencies_, TakeFloats(kInverseFrequencyBuffer, frequencies));
   SOUP_ASSIGN_OR_RETURN(std::byte * sum, Take(kSumSquaresBuffer));
   sum_squares_ = reinterpret_cast<double*>(sum);
+  product_scratch_ = nullptr;
+  if (ProductScratchBytes(numeric.act_bytes(), numeric.wt_bytes()) > 0) {
+    SOUP_ASSIGN_OR_RETURN(product_scratch_, Take(kProductScratchBuffer));
+  }
   // `frequencies` dies here.
   return backend_->Synchronize(kWait);
 }
@@ -166,7 +170,7 @@ absl::Status DeviceMemory::LoadState(const PassJob& job, const HostState& host,
   const int64_t elements = static_cast<int64_t>(host.weights().size());
   elements_[job.job_id] = elements;
   device.operand = reinterpret_cast<std::byte*>(device.weights);
-  device.operand_bytes = DTypeBytes(backend_->weight_type());
+  device.operand_bytes = job.numeric.act_bytes();
   if (device.operand_bytes != kF32Bytes) {
     SOUP_ASSIGN_OR_RETURN(device.operand, Take(name(kJobOperand)));
     Refresh(device, elements);

@@ -92,6 +92,7 @@ class DeviceMemory {
   const std::byte* final_norm() const { return final_norm_; }
   const float* inverse_frequencies() const { return inverse_frequencies_; }
   double* sum_squares() const { return sum_squares_; }
+  std::byte* product_scratch() const { return product_scratch_; }  // null: the plan has none
 
  private:
   absl::Status GrowArena(int64_t bytes);
@@ -99,7 +100,7 @@ class DeviceMemory {
   absl::Status LayOut(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                       const std::map<std::string, HostState*>& states);
   absl::Status MakeRings(const MemoryPlan& plan, const std::vector<PassJob>& jobs);
-  absl::Status LoadGlobals();
+  absl::Status LoadGlobals(const NumericPlan& numeric);
   absl::Status LoadState(const PassJob& job, const HostState& host, const Placement& placement);
   void Refresh(const DeviceState& device, int64_t elements);
   absl::StatusOr<std::byte*> Take(absl::string_view name);
@@ -117,6 +118,7 @@ class DeviceMemory {
   const std::byte* final_norm_ = nullptr;
   const float* inverse_frequencies_ = nullptr;
   double* sum_squares_ = nullptr;
+  std::byte* product_scratch_ = nullptr;
   std::map<std::string, DeviceState> states_;
   std::map<std::string, int64_t> elements_;  // of each state's vectors
 };

@@ -243,7 +243,7 @@ absl::StatusOr<PassJob> JobRun::MakePassJob(const WorkRequest& request) const {
 
 LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
   LoraOnDevice lora;
-  const int64_t wt = device.operand_bytes;
+  const int64_t bytes = device.operand_bytes;
   const LoraShape& shape = setup_.shape.lora;
   lora.r = shape.r;
   const double r = static_cast<double>(shape.r);
@@ -267,8 +267,8 @@ LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
       if (n == 0) {
         site.first_target = static_cast<int32_t>(i);
         site.in = a.cols;
-        site.a = At(device.operand, a.offset, wt);
-        site.b = At(device.operand, b.offset, wt);
+        site.a = At(device.operand, a.offset, bytes);
+        site.b = At(device.operand, b.offset, bytes);
         if (device.gradients != nullptr) {
           site.grad_a = device.gradients + a.offset;
           site.grad_b = device.gradients + b.offset;

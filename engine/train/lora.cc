@@ -63,7 +63,7 @@ GemmArgs Product(int64_t m, int64_t n, int64_t k) {
   g.K = k;
   g.alpha = 1;
   g.a_type = Operand::kAct;
-  g.b_type = Operand::kWt;
+  g.b_type = Operand::kAct;  // an adapter's operands are of act's type
   g.c_type = Operand::kAct;
   return g;
 }
@@ -90,7 +90,7 @@ void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, G
                  g.transpose_b = true;
                  g.A = input;
                  g.lda = site.in;
-                 g.B = At(site.a, first * r * site.in, env.wt_bytes);
+                 g.B = At(site.a, first * r * site.in, env.act_bytes);
                  g.ldb = site.in;
                  g.C = At(u, first * columns, env.act_bytes);
                  g.ldc = width;
@@ -127,7 +127,6 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
                  g.A = At(du, first * columns, env.act_bytes);
                  g.lda = width;
                  g.B = input;
-                 g.b_type = Operand::kAct;
                  g.ldb = site.in;
                  g.C = site.grad_a + first * r * site.in;
                  g.c_type = Operand::kF32;
@@ -142,7 +141,7 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
                    g.beta = 1;
                    g.A = At(du, first * columns, env.act_bytes);
                    g.lda = width;
-                   g.B = At(site.a, first * r * site.in, env.wt_bytes);
+                   g.B = At(site.a, first * r * site.in, env.act_bytes);
                    g.ldb = site.in;
                    g.C = dx;
                    g.ldc = site.in;
@@ -154,7 +153,7 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
     GemmArgs g = Product(item.T, site.in, r);  // d dropped = du A of one linear
     g.A = At(du, i * columns, env.act_bytes);
     g.lda = width;
-    g.B = At(site.a, i * r * site.in, env.wt_bytes);
+    g.B = At(site.a, i * r * site.in, env.act_bytes);
     g.ldb = site.in;
     g.C = scratch.d_dropped;
     g.ldc = site.in;

@@ -13,7 +13,7 @@ AttentionBlock AttentionOf(const PassEnv& env, const PassItemState& item) {
 MlpBlock MlpOf(const PassEnv& env, const PassItemState& item) {
   const LoraOnDevice& lora = *item.lora;
   return MakeMlpBlock(env.spec, item.T, (lora.targets - lora.attention_targets) * lora.columns(),
-                      env.act_bytes);
+                      env.act_bytes, env.wt_bytes);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ struct PassEnv {
   BaseFormat format = BaseFormat::kBf16;
   // Of layers with a dense MLP, and of those with experts.
   std::array<LayerLayout, 2> layouts;
-  int64_t act_bytes = 4;                       // of kernels/ops.h's act
+  int64_t act_bytes = 4;                       // of kernels/ops.h's act, in this pass
   int64_t wt_bytes = 4;                        // and wt
   const float* inverse_frequencies = nullptr;  // device, fp32: RopeTables of the spec
   std::atomic<int64_t>* progress = nullptr;    // grows with every large product
@@ -58,8 +58,8 @@ inline const std::byte* At(const void* base, int64_t elements, int64_t element_b
 struct LoraSite {
   kernels::LoraLinears linears = {};  // count 0: none is adapted
   std::array<Module, 3> modules = {};
-  const std::byte* a = nullptr;  // wt [n r, in]
-  const std::byte* b = nullptr;  // wt [sum of widths, r]
+  const std::byte* a = nullptr;  // act [n r, in]
+  const std::byte* b = nullptr;  // act [sum of widths, r]
   float* grad_a = nullptr;
   float* grad_b = nullptr;
   int64_t in = 0;

@@ -57,7 +57,7 @@ absl::Status SparseMlp::Begin(bool backward, int32_t band, std::vector<ArenaBuff
   }
   SOUP_ASSIGN_OR_RETURN(rows_,
                         take(InBand(backward ? kBackwardExpertRows : kForwardExpertRows, band),
-                             ExpertRows(tokens, env_.act_bytes) * m.hidden * env_.act_bytes));
+                             ExpertRows(tokens, env_.wt_bytes) * m.hidden * env_.act_bytes));
   return absl::OkStatus();
 }
 
@@ -123,7 +123,7 @@ absl::Status SparseMlp::Route(int64_t layer, const std::byte* slab, const Middle
     int64_t row = 0;
     for (size_t e = 0; e < r.host_counts.size(); ++e) {
       r.first_row[e] = row;
-      row += ExpertRows(r.host_counts[e], env_.act_bytes);
+      row += ExpertRows(r.host_counts[e], env_.wt_bytes);
     }
   }
   return absl::OkStatus();
@@ -135,7 +135,7 @@ void SparseMlp::ForEachShare(int64_t layer, const std::byte* slab, Group group, 
     const GroupWeight w = MakeExpertWeight(env_, layer, slab, 0, group, weight_scratch_);
     for (size_t i = 0; i < items_.size(); ++i) {
       if (!Takes(items_[i])) continue;
-      for (const int64_t rows : ExpertRowCounts(items_[i].T, env_.act_bytes)) {
+      for (const int64_t rows : ExpertRowCounts(items_[i].T, env_.wt_bytes)) {
         fn({items_[i], routed_[i], routed_[i].lists, rows, rows, 0}, w);
       }
     }
@@ -150,7 +150,7 @@ void SparseMlp::ForEachShare(int64_t layer, const std::byte* slab, Group group, 
       if (count == 0) continue;
       if (w.data == nullptr) w = MakeExpertWeight(env_, layer, slab, e, group, weight_scratch_);
       fn({items_[i], r, r.lists + e * items_[i].batch.tokens, count,
-          ExpertRows(count, env_.act_bytes), r.first_row[static_cast<size_t>(e)]},
+          ExpertRows(count, env_.wt_bytes), r.first_row[static_cast<size_t>(e)]},
          w);
     }
   }

@@ -51,6 +51,7 @@ PassShare ShareOf(JobRun* job, const std::set<RowCounts>& counts, bool train) {
 absl::StatusOr<GemmPreparation> Trainer::Rep::PrepareGemms(std::unique_ptr<JobRun>& job,
                                                            const std::set<RowCounts>& counts) {
   if (!backend->chooses_gemms()) return GemmPreparation();
+  SOUP_RETURN_IF_ERROR(backend->UseActivations(job->setup().numeric.activation_type(), nullptr));
   GemmRecorder recorder(*backend);
   {
     Rep dry(&recorder, base, options);

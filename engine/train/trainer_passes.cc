@@ -121,6 +121,8 @@ absl::Status Trainer::Rep::RunShares(const std::vector<PassShare>& shares,
   SOUP_ASSIGN_OR_RETURN(const MemoryPlan plan,
                         PlanMemory(base.spec, base.format, plans, placement));
   SOUP_RETURN_IF_ERROR(memory.Configure(plan, plans, HostStates(), options.always_relayout));
+  SOUP_RETURN_IF_ERROR(
+      backend->UseActivations(plans.front().numeric.activation_type(), memory.product_scratch()));
   std::vector<LoraOnDevice> adapters;
   for (const PassShare& share : shares) {
     const DeviceState state = memory.state(share.job->id());

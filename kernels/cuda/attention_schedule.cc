@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_f32.h"
 #include "kernels/cuda/attention_instances.h"
 
 namespace soup::kernels::cuda {
@@ -67,6 +68,18 @@ cudaError_t MakeAttentionSchedule(const AttentionDevice& device, const int32_t* 
       out->backward_kv.empty()
           ? 1
           : PickSplit(static_cast<int64_t>(out->backward_kv.size()), Hkv, Hq / Hkv, device.sms);
+  return cudaSuccess;
+}
+
+cudaError_t MakeAttentionF32Schedule(const int32_t* cu_seqlens, int64_t sequences, int64_t Hq,
+                                     int64_t Hkv, int64_t D, const AttentionVariant& variant,
+                                     AttentionSchedule* out) {
+  if (Hkv < 1 || Hq % Hkv != 0) return cudaErrorInvalidValue;
+  const int rows = AttentionF32Rows(D);
+  out->forward = Tiles(cu_seqlens, sequences, nullptr, rows, variant.window, false);
+  out->backward_q = out->forward;
+  out->backward_kv = Tiles(cu_seqlens, sequences, nullptr, rows, variant.window, true);
+  out->kv_split = 1;
   return cudaSuccess;
 }
 

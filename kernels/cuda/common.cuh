@@ -1,5 +1,5 @@
-// What the CUDA ops share: 16-byte vectors of bf16, sums in fixed order, grids. Device code only;
-// C++17.
+// What the CUDA ops share: vectors of 8 activations (bf16: 16 bytes, fp32: 32), sums in fixed
+// order, grids. Device code only; C++17.
 #ifndef SOUP_KERNELS_CUDA_COMMON_CUH_
 #define SOUP_KERNELS_CUDA_COMMON_CUH_
 
@@ -8,11 +8,44 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/act_type.h"
+
 namespace soup::kernels::cuda {
 
 using bf16 = __nv_bfloat16;
 
-inline constexpr int kVector = 8;  // bf16 values in 16 bytes
+inline constexpr int kVector = 8;  // values in a vector; bf16: 16 bytes
+
+// 8 fp32 values: two 16-byte accesses.
+struct F32x8 {
+  float4 low, high;
+};
+// An activation's type and 8 of it as they lie in memory.
+template <typename T>
+struct ActVector;
+template <>
+struct ActVector<bf16> {
+  using Type = uint4;
+};
+template <>
+struct ActVector<float> {
+  using Type = F32x8;
+};
+template <typename T>
+using Vector = typename ActVector<T>::Type;
+
+__device__ __forceinline__ float ToFloat(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+template <typename T>
+__device__ __forceinline__ T FromFloat(float x);
+template <>
+__device__ __forceinline__ bf16 FromFloat<bf16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ float FromFloat<float>(float x) {
+  return x;
+}
 
 __device__ __forceinline__ void Unpack8(uint4 v, float (&f)[8]) {
   const __nv_bfloat162* p = reinterpret_cast<const __nv_bfloat162*>(&v);
@@ -30,6 +63,35 @@ __device__ __forceinline__ uint4 Pack8(const float (&f)[8]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) p[i] = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
   return v;
+}
+
+__device__ __forceinline__ void Unpack8(const F32x8& v, float (&f)[8]) {
+  f[0] = v.low.x;
+  f[1] = v.low.y;
+  f[2] = v.low.z;
+  f[3] = v.low.w;
+  f[4] = v.high.x;
+  f[5] = v.high.y;
+  f[6] = v.high.z;
+  f[7] = v.high.w;
+}
+
+template <typename V>
+__device__ __forceinline__ V PackAs(const float (&f)[8]);
+template <>
+__device__ __forceinline__ uint4 PackAs<uint4>(const float (&f)[8]) {
+  return Pack8(f);
+}
+template <>
+__device__ __forceinline__ F32x8 PackAs<F32x8>(const float (&f)[8]) {
+  return {make_float4(f[0], f[1], f[2], f[3]), make_float4(f[4], f[5], f[6], f[7])};
+}
+
+// Read once: the cache need not keep it.
+__device__ __forceinline__ uint4 LoadOnce(const uint4* p) { return __ldcs(p); }
+__device__ __forceinline__ F32x8 LoadOnce(const F32x8* p) {
+  const float4* q = reinterpret_cast<const float4*>(p);
+  return {__ldcs(q), __ldcs(q + 1)};
 }
 
 // Sum over the block, the same bits in every thread: butterfly in each warp, then the warps' sums
@@ -68,6 +130,12 @@ __device__ __forceinline__ float BlockMax(float x, float* shared) {
 inline unsigned GridFor(int64_t n, int64_t per_block) {
   const int64_t blocks = (n + per_block - 1) / per_block;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks);
+}
+
+// Calls run(T()) with the activation's type.
+template <typename Run>
+cudaError_t WithActType(ActType type, const Run& run) {
+  return type == ActType::kF32 ? run(float()) : run(bf16());
 }
 
 inline bool Aligned16(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/cuda/gemm_rep.h"
+#include "kernels/cuda/gemm_split.h"
 
 namespace soup::kernels::cuda {
 namespace {
@@ -153,6 +154,23 @@ cudaError_t GemmLibrary::Gemm(const GemmArgs& args, cudaStream_t stream) {
     chosen = rep_->table.emplace(key, std::move(first)).first;
   }
   return FromCublas(rep_->Run(*chosen->second.problem, chosen->second.algorithm, args, stream));
+}
+
+cudaError_t GemmLibrary::GemmF32(const GemmArgs& args, void* scratch, int64_t scratch_bytes,
+                                 cudaStream_t stream) {
+  if (args.M == 0 || args.N == 0) return cudaSuccess;
+  if (args.K == 0) {  // nothing to split
+    GemmArgs nothing = args;
+    nothing.c_type = Operand::kF32;
+    return Gemm(nothing, stream);
+  }
+  return ForEachSplitChunk(args, scratch, scratch_bytes, [&](const SplitChunk& chunk) {
+    cudaError_t error = SplitOperands(chunk, stream);
+    for (int i = 0; i < chunk.count && error == cudaSuccess; ++i) {
+      error = Gemm(chunk.products[i], stream);
+    }
+    return error;
+  });
 }
 
 std::string GemmLibrary::Algorithm(const GemmArgs& args) const {

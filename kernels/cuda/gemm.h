@@ -38,6 +38,12 @@ class GemmLibrary {
   // or B, beta neither 0 nor 1).
   cudaError_t Gemm(const GemmArgs& args, cudaStream_t stream);
 
+  // A product whose activations are fp32: by the library's products of gemm_split.h, with
+  // `scratch` for their operands, used in stream order. Errors: as Gemm, and cudaErrorNotSupported
+  // for a form that gemm_split.h does not take.
+  cudaError_t GemmF32(const GemmArgs& args, void* scratch, int64_t scratch_bytes,
+                      cudaStream_t stream);
+
   // Times up to `candidates` algorithms in turns on the pointers in `args` (A and B random data; C
   // is overwritten) and keeps the fastest; of those within one percent of it the one that the
   // library names first. One that gives other bits on a second run is passed over. Does nothing for

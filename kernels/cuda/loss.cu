@@ -31,10 +31,20 @@ __device__ __forceinline__ void RescaleGradient(const LossSliceArgs& a, float fa
 // A NaN wins, so that a poisoned row is seen as such.
 __device__ __forceinline__ float Greater(float a, float b) { return (a > b || a != a) ? a : b; }
 
+// Vector c of 4 of a row of p, which lies over the row of logits.
+__device__ __forceinline__ void StoreP(float4* row, int c, const float (&p)[4], bf16) {
+  __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(row) + 2 * c;
+  to[0] = __floats2bfloat162_rn(p[0], p[1]);
+  to[1] = __floats2bfloat162_rn(p[2], p[3]);
+}
+__device__ __forceinline__ void StoreP(float4* row, int c, const float (&p)[4], float) {
+  row[c] = make_float4(p[0], p[1], p[2], p[3]);
+}
+
 // The row in registers: logits are read once. Rows of at most kHeld * kBlock * 4, in whole vectors.
 constexpr int kHeld = 4;
 
-template <bool CAP>
+template <typename T, bool CAP>
 __global__ void __launch_bounds__(kBlock) HeldSliceKernel(LossSliceArgs a) {
   __shared__ float shared[32];
   const int64_t i = blockIdx.x;
@@ -79,9 +89,7 @@ __global__ void __launch_bounds__(kBlock) HeldSliceKernel(LossSliceArgs a) {
       if (CAP) p[e] *= 1.f - (v[k][e] / a.soft_cap) * (v[k][e] / a.soft_cap);
     }
     if (!a.with_grad) continue;
-    __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(row) + 2 * c;
-    to[0] = __floats2bfloat162_rn(p[0], p[1]);
-    to[1] = __floats2bfloat162_rn(p[2], p[3]);
+    StoreP(row, c, p, T());
   }
   sum = BlockSum(sum, shared);
   if (threadIdx.x == 0) {
@@ -92,7 +100,7 @@ __global__ void __launch_bounds__(kBlock) HeldSliceKernel(LossSliceArgs a) {
 }
 
 // Rows of any length.
-template <bool CAP>
+template <typename T, bool CAP>
 __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   __shared__ float shared[32];
   const int64_t i = blockIdx.x;
@@ -124,9 +132,10 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
   }
   __syncthreads();
 
-  // p as bf16 over the fp32 logits: chunk c reads bytes [4 c B, 4 (c + 1) B) and writes [2 c B, 2
-  // (c + 1) B), which every thread has read by then: the barrier parts reading from writing.
-  bf16* p = reinterpret_cast<bf16*>(row);
+  // p over the fp32 logits, fp32 each in its own place, or bf16: chunk c reads bytes [4 c B, 4 (c +
+  // 1) B) and writes [2 c B, 2 (c + 1) B), which every thread has read by then: the barrier parts
+  // reading from writing.
+  T* p = reinterpret_cast<T*>(row);
   float sum = 0.f;
   for (int64_t j0 = 0; j0 < a.Vs; j0 += kBlock) {
     const int64_t j = j0 + threadIdx.x;
@@ -138,7 +147,7 @@ __global__ void __launch_bounds__(kBlock) SliceKernel(LossSliceArgs a) {
       if (CAP) e *= 1.f - (v / a.soft_cap) * (v / a.soft_cap);
     }
     __syncthreads();
-    if (j < a.Vs && a.with_grad) p[j] = __float2bfloat16_rn(e);
+    if (j < a.Vs && a.with_grad) p[j] = FromFloat<T>(e);
   }
   sum = BlockSum(sum, shared);
   if (threadIdx.x == 0) {
@@ -158,6 +167,7 @@ __global__ void __launch_bounds__(kRowBlock)
   }
 }
 
+template <typename V>
 __global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
   const int64_t i = blockIdx.x;
   const float l = a.l[i];
@@ -168,7 +178,7 @@ __global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
   const float slope = 1.f - capped * capped;
   const float4* grad = reinterpret_cast<const float4*>(a.grad + i * a.H);
   const uint4* target = static_cast<const uint4*>(a.target_row) + i * (a.H / kVector);
-  uint4* dh = static_cast<uint4*>(a.dh) + i * (a.H / kVector);
+  V* dh = static_cast<V*>(a.dh) + i * (a.H / kVector);
   for (int64_t c = threadIdx.x; c < a.H / kVector; c += kRowBlock) {
     const float4 g0 = grad[2 * c], g1 = grad[2 * c + 1];
     const float g[8] = {g0.x, g0.y, g0.z, g0.w, g1.x, g1.y, g1.z, g1.w};
@@ -176,21 +186,24 @@ __global__ void __launch_bounds__(kRowBlock) FinishKernel(LossFinishArgs a) {
     Unpack8(target[c], w);
 #pragma unroll
     for (int k = 0; k < 8; ++k) d[k] = (g[k] * inv_l - w[k] * slope) * a.scale;
-    dh[c] = Pack8(d);
+    dh[c] = PackAs<V>(d);
   }
 }
 
 }  // namespace
 
-cudaError_t LossSlice(const LossSliceArgs& a, cudaStream_t stream) {
+cudaError_t LossSlice(const LossSliceArgs& a, cudaStream_t stream, ActType act) {
   if (a.H % kVector != 0 || a.Vs < 1) return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
   const bool held = a.Vs % 4 == 0 && a.Vs <= int64_t{kHeld} * 4 * kBlock && Aligned16(a.logits);
   const bool cap = a.soft_cap > 0.f;
-  const auto kernel = held ? (cap ? HeldSliceKernel<true> : HeldSliceKernel<false>)
-                           : (cap ? SliceKernel<true> : SliceKernel<false>);
-  kernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(a);
-  return cudaGetLastError();
+  return WithActType(act, [&](auto t) {
+    using T = decltype(t);
+    const auto kernel = held ? (cap ? HeldSliceKernel<T, true> : HeldSliceKernel<T, false>)
+                             : (cap ? SliceKernel<T, true> : SliceKernel<T, false>);
+    kernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(a);
+    return cudaGetLastError();
+  });
 }
 
 cudaError_t LossTargetRows(const LossTargetRowsArgs& a, cudaStream_t stream) {
@@ -203,10 +216,12 @@ cudaError_t LossTargetRows(const LossTargetRowsArgs& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LossFinish(const LossFinishArgs& a, cudaStream_t stream) {
+cudaError_t LossFinish(const LossFinishArgs& a, cudaStream_t stream, ActType act) {
   if (a.H % kVector != 0) return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
-  FinishKernel<<<static_cast<unsigned>(a.n), kRowBlock, 0, stream>>>(a);
+  const auto kernel =
+      act == ActType::kF32 ? FinishKernel<Vector<float>> : FinishKernel<Vector<bf16>>;
+  kernel<<<static_cast<unsigned>(a.n), kRowBlock, 0, stream>>>(a);
   return cudaGetLastError();
 }
 

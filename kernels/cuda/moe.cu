@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kRouteWarps * 32) RouteKernel(RouteArgs a) {
   for (int j = lane; j < a.k; j += 32) a.weights[t * a.k + j] /= sum;
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kRouteWarps * 32) RouteBackwardKernel(RouteBackwardArgs a) {
   extern __shared__ float shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -97,8 +98,8 @@ __global__ void __launch_bounds__(kRouteWarps * 32) RouteBackwardKernel(RouteBac
     out[a.experts[t * a.k + j]] += a.weights[t * a.k + j] * (a.normalise ? d - m : d);
   }
   __syncwarp();
-  bf16* to = static_cast<bf16*>(a.d_logits) + t * a.lde;
-  for (int e = lane; e < lde; e += 32) to[e] = __float2bfloat16_rn(out[e]);
+  T* to = static_cast<T*>(a.d_logits) + t * a.lde;
+  for (int e = lane; e < lde; e += 32) to[e] = FromFloat<T>(out[e]);
 }
 
 // A block an expert, walking all entries: places by a prefix sum over the block, so entries stay in
@@ -140,12 +141,13 @@ __global__ void __launch_bounds__(kBlock)
   for (int c = threadIdx.x; c < width; c += kBlock) to[c] = from[c];
 }
 
+template <typename V>
 __global__ void __launch_bounds__(kBlock)
-    ScatterKernel(const uint4* __restrict__ x, const int32_t* __restrict__ entries,
+    ScatterKernel(const V* __restrict__ x, const int32_t* __restrict__ entries,
                   const float* __restrict__ weights, float4* __restrict__ y, int width, int k) {
   const int32_t entry = entries[blockIdx.x];
   const float weight = weights == nullptr ? 1.f : weights[entry];
-  const uint4* from = x + static_cast<int64_t>(blockIdx.x) * width;
+  const V* from = x + static_cast<int64_t>(blockIdx.x) * width;
   float4* to = y + static_cast<int64_t>(entry / k) * width * 2;
   for (int c = threadIdx.x; c < width; c += kBlock) {
     float f[8];
@@ -163,16 +165,15 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 // A block a row.
-template <bool GELU>
+template <typename V, bool GELU>
 __global__ void __launch_bounds__(kBlock)
-    EntryGradKernel(const uint4* __restrict__ gate_up, uint4* d_act,
-                    const int32_t* __restrict__ entries, const float* __restrict__ weights,
-                    float* __restrict__ d_weights, int width) {
+    EntryGradKernel(const V* __restrict__ gate_up, V* d_act, const int32_t* __restrict__ entries,
+                    const float* __restrict__ weights, float* __restrict__ d_weights, int width) {
   __shared__ float shared[32];
   const int32_t entry = entries[blockIdx.x];
   const float weight = weights[entry];
-  const uint4* gate = gate_up + static_cast<int64_t>(blockIdx.x) * 2 * width;
-  uint4* d = d_act + static_cast<int64_t>(blockIdx.x) * width;
+  const V* gate = gate_up + static_cast<int64_t>(blockIdx.x) * 2 * width;
+  V* d = d_act + static_cast<int64_t>(blockIdx.x) * width;
   float sum = 0.f;
   for (int c = threadIdx.x; c < width; c += kBlock) {
     float g[8], u[8], f[8];
@@ -184,14 +185,15 @@ __global__ void __launch_bounds__(kBlock)
       sum = fmaf(f[i], Gate<GELU>(g[i]) * u[i], sum);
       f[i] *= weight;
     }
-    d[c] = Pack8(f);
+    d[c] = PackAs<V>(f);
   }
   sum = BlockSum(sum, shared);
   if (threadIdx.x == 0) d_weights[entry] = sum;
 }
 
+template <typename V>
 __global__ void __launch_bounds__(kBlock)
-    AddF32Kernel(const float4* __restrict__ x, uint4* y, int64_t vectors, bool accumulate) {
+    AddF32Kernel(const float4* __restrict__ x, V* y, int64_t vectors, bool accumulate) {
   const int64_t stride = gridDim.x * static_cast<int64_t>(kBlock);
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x; i < vectors;
        i += stride) {
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
       for (int k = 0; k < 8; ++k) f[k] += before[k];
     }
-    y[i] = Pack8(f);
+    y[i] = PackAs<V>(f);
   }
 }
 
@@ -231,13 +233,14 @@ cudaError_t Route(const RouteArgs& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t RouteBackward(const RouteBackwardArgs& a, cudaStream_t stream) {
+cudaError_t RouteBackward(const RouteBackwardArgs& a, cudaStream_t stream, ActType act) {
   if (a.E < 1 || a.lde > kMostExperts || a.k > a.E || a.lde < a.E) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
   const size_t shared = static_cast<size_t>(kRouteWarps * a.lde) * sizeof(float);
-  const cudaError_t allowed = AllowShared(RouteBackwardKernel, shared);
+  const auto kernel = act == ActType::kF32 ? RouteBackwardKernel<float> : RouteBackwardKernel<bf16>;
+  const cudaError_t allowed = AllowShared(kernel, shared);
   if (allowed != cudaSuccess) return allowed;
-  RouteBackwardKernel<<<RouteBlocks(a.T), kRouteWarps * 32, shared, stream>>>(a);
+  kernel<<<RouteBlocks(a.T), kRouteWarps * 32, shared, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -247,42 +250,51 @@ cudaError_t ListExperts(const ListExpertsArgs& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t GatherEntries(const GatherEntriesArgs& a, cudaStream_t stream) {
+cudaError_t GatherEntries(const GatherEntriesArgs& a, cudaStream_t stream, ActType act) {
   if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.rows == 0) return cudaSuccess;
   GatherKernel<<<static_cast<unsigned>(a.rows), kBlock, 0, stream>>>(
       static_cast<const uint4*>(a.x), a.entries, static_cast<uint4*>(a.y), a.n,
-      static_cast<int>(a.H / kVector), static_cast<int>(a.k));
+      static_cast<int>(a.H * ActBytes(act) / 16), static_cast<int>(a.k));
   return cudaGetLastError();
 }
 
-cudaError_t ScatterEntries(const ScatterEntriesArgs& a, cudaStream_t stream) {
+cudaError_t ScatterEntries(const ScatterEntriesArgs& a, cudaStream_t stream, ActType act) {
   if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
-  ScatterKernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(
-      static_cast<const uint4*>(a.x), a.entries, a.weights, reinterpret_cast<float4*>(a.y),
-      static_cast<int>(a.H / kVector), static_cast<int>(a.k));
-  return cudaGetLastError();
+  return WithActType(act, [&](auto t) {
+    using V = Vector<decltype(t)>;
+    ScatterKernel<V><<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(
+        static_cast<const V*>(a.x), a.entries, a.weights, reinterpret_cast<float4*>(a.y),
+        static_cast<int>(a.H / kVector), static_cast<int>(a.k));
+    return cudaGetLastError();
+  });
 }
 
-cudaError_t EntryGrad(const EntryGradArgs& a, cudaStream_t stream) {
+cudaError_t EntryGrad(const EntryGradArgs& a, cudaStream_t stream, ActType act) {
   if (a.I % kVector != 0 || !Aligned16(a.gate_up) || !Aligned16(a.d_act))
     return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
-  const auto kernel =
-      a.gate == GateActivation::kGeluTanh ? EntryGradKernel<true> : EntryGradKernel<false>;
-  kernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(
-      static_cast<const uint4*>(a.gate_up), static_cast<uint4*>(a.d_act), a.entries, a.weights,
-      a.d_weights, static_cast<int>(a.I / kVector));
-  return cudaGetLastError();
+  return WithActType(act, [&](auto t) {
+    using V = Vector<decltype(t)>;
+    const auto kernel =
+        a.gate == GateActivation::kGeluTanh ? EntryGradKernel<V, true> : EntryGradKernel<V, false>;
+    kernel<<<static_cast<unsigned>(a.n), kBlock, 0, stream>>>(
+        static_cast<const V*>(a.gate_up), static_cast<V*>(a.d_act), a.entries, a.weights,
+        a.d_weights, static_cast<int>(a.I / kVector));
+    return cudaGetLastError();
+  });
 }
 
-cudaError_t AddF32(const AddF32Args& a, cudaStream_t stream) {
+cudaError_t AddF32(const AddF32Args& a, cudaStream_t stream, ActType act) {
   if (a.n % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.n == 0) return cudaSuccess;
-  AddF32Kernel<<<GridFor(a.n / kVector, kBlock), kBlock, 0, stream>>>(
-      reinterpret_cast<const float4*>(a.x), static_cast<uint4*>(a.y), a.n / kVector, a.accumulate);
-  return cudaGetLastError();
+  return WithActType(act, [&](auto t) {
+    using V = Vector<decltype(t)>;
+    AddF32Kernel<V><<<GridFor(a.n / kVector, kBlock), kBlock, 0, stream>>>(
+        reinterpret_cast<const float4*>(a.x), static_cast<V*>(a.y), a.n / kVector, a.accumulate);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace soup::kernels::cuda

@@ -17,13 +17,14 @@ unsigned BlockFor(int64_t H) {
 }
 
 // x, y [T, H]; grid T, block BlockFor(H).
+template <typename V>
 __global__ void __launch_bounds__(kBlock)
-    ForwardKernel(const uint4* __restrict__ x, const uint4* __restrict__ weight, uint4* y,
+    ForwardKernel(const V* __restrict__ x, const uint4* __restrict__ weight, V* y,
                   float* __restrict__ rstd, int vectors, float inv_h, float eps, float offset,
                   bool accumulate) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
-  uint4 held[kHeld];
+  V held[kHeld];
   float sum = 0.f;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
@@ -55,14 +56,15 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
       for (int i = 0; i < 8; ++i) f[i] += before[i];
     }
-    y[row + c] = Pack8(f);
+    y[row + c] = PackAs<V>(f);
   }
 }
 
 // dx (+)= r * (dy w - x * r^2 * mean(dy w x)); grid T.
+template <typename V>
 __global__ void __launch_bounds__(kBlock)
-    BackwardKernel(const uint4* __restrict__ dy, const uint4* __restrict__ x,
-                   const uint4* __restrict__ weight, const float* __restrict__ rstd, uint4* dx,
+    BackwardKernel(const V* __restrict__ dy, const V* __restrict__ x,
+                   const uint4* __restrict__ weight, const float* __restrict__ rstd, V* dx,
                    int vectors, float inv_h, bool accumulate, float offset, float eps) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kBlock)
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] += r * (g[i] * (w[i] + offset) - fx[i] * k);
-    dx[row + c] = Pack8(out);
+    dx[row + c] = PackAs<V>(out);
   }
 }
 
@@ -136,6 +138,7 @@ __device__ __forceinline__ bool HeadOf(int64_t T, int heads, int64_t* t, int* h)
   return i < T * heads;
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadForwardKernel(HeadNormForwardArgs a) {
   int64_t t;
   int h;
@@ -146,8 +149,8 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadForwardKernel(HeadNor
   float f[8] = {}, w[8] = {};
   float sum = 0.f;
   if (holds) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + at);
-    *reinterpret_cast<uint4*>(static_cast<bf16*>(a.saved) + at) = raw;
+    const Vector<T> raw = *reinterpret_cast<const Vector<T>*>(static_cast<const T*>(a.x) + at);
+    *reinterpret_cast<Vector<T>*>(static_cast<T*>(a.saved) + at) = raw;
     Unpack8(raw, f);
     Unpack8(__ldg(reinterpret_cast<const uint4*>(a.weight) + lane), w);
 #pragma unroll
@@ -158,22 +161,23 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadForwardKernel(HeadNor
   for (int i = 0; i < 8; ++i) f[i] *= r * (w[i] + a.weight_offset);
   Turn(a.rope, t, lane, 1.f, f);
   if (!holds) return;
-  *reinterpret_cast<uint4*>(static_cast<bf16*>(a.x) + at) = Pack8(f);
+  *reinterpret_cast<Vector<T>*>(static_cast<T*>(a.x) + at) = PackAs<Vector<T>>(f);
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadBackwardKernel(HeadNormBackwardArgs a) {
   int64_t t;
   int h;
   if (!HeadOf(a.T, static_cast<int>(a.heads), &t, &h)) return;
   const int lane = threadIdx.x & 31;
   const bool holds = lane * kVector < a.D;
-  uint4* dx =
-      reinterpret_cast<uint4*>(static_cast<bf16*>(a.dx) + t * a.grad_row_stride + h * a.D) + lane;
+  Vector<T>* dx =
+      reinterpret_cast<Vector<T>*>(static_cast<T*>(a.dx) + t * a.grad_row_stride + h * a.D) + lane;
   float x[8] = {}, g[8] = {};
   float squares = 0.f, dot = 0.f;
   if (holds) {
-    Unpack8(*(reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + t * a.row_stride +
-                                             h * a.D) +
+    Unpack8(*(reinterpret_cast<const Vector<T>*>(static_cast<const T*>(a.x) + t * a.row_stride +
+                                                 h * a.D) +
               lane),
             x);
     Unpack8(*dx, g);
@@ -195,7 +199,7 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32) HeadBackwardKernel(HeadNo
   if (!holds) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) g[i] = r * (g[i] - x[i] * k);
-  *dx = Pack8(g);
+  *dx = PackAs<Vector<T>>(g);
 }
 
 bool BadHeads(int64_t D, int64_t stride, const void* x, const void* y, const void* weight) {
@@ -212,46 +216,54 @@ unsigned HeadBlocks(int64_t heads) {
 
 }  // namespace
 
-cudaError_t HeadNormForward(const HeadNormForwardArgs& a, cudaStream_t stream) {
+cudaError_t HeadNormForward(const HeadNormForwardArgs& a, cudaStream_t stream, ActType act) {
   if (BadHeads(a.D, a.row_stride, a.x, a.saved, a.weight) || BadRope(a.rope, a.D))
     return cudaErrorInvalidValue;
   if (a.T * a.heads == 0) return cudaSuccess;
-  HeadForwardKernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);
+  const auto kernel = act == ActType::kF32 ? HeadForwardKernel<float> : HeadForwardKernel<bf16>;
+  kernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
-cudaError_t HeadNormBackward(const HeadNormBackwardArgs& a, cudaStream_t stream) {
+cudaError_t HeadNormBackward(const HeadNormBackwardArgs& a, cudaStream_t stream, ActType act) {
   if (BadHeads(a.D, a.row_stride, a.x, a.dx, a.weight) || a.grad_row_stride % kVector != 0 ||
       BadRope(a.rope, a.D))
     return cudaErrorInvalidValue;
   if (a.T * a.heads == 0) return cudaSuccess;
-  HeadBackwardKernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);
+  const auto kernel = act == ActType::kF32 ? HeadBackwardKernel<float> : HeadBackwardKernel<bf16>;
+  kernel<<<HeadBlocks(a.T * a.heads), kHeadsPerBlock * 32, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
-cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream) {
+cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream, ActType act) {
   if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.weight))
     return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
-  ForwardKernel<<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
-      static_cast<const uint4*>(a.x), reinterpret_cast<const uint4*>(a.weight),
-      static_cast<uint4*>(a.y), a.rstd, static_cast<int>(a.H / kVector),
-      1.f / static_cast<float>(a.H), a.eps, a.weight_offset, a.accumulate);
-  return cudaGetLastError();
+  return WithActType(act, [&](auto t) {
+    using V = Vector<decltype(t)>;
+    ForwardKernel<V><<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
+        static_cast<const V*>(a.x), reinterpret_cast<const uint4*>(a.weight), static_cast<V*>(a.y),
+        a.rstd, static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.eps,
+        a.weight_offset, a.accumulate);
+    return cudaGetLastError();
+  });
 }
 
-cudaError_t RmsNormBackward(const RmsNormBackwardArgs& a, cudaStream_t stream) {
+cudaError_t RmsNormBackward(const RmsNormBackwardArgs& a, cudaStream_t stream, ActType act) {
   if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.dy) || !Aligned16(a.dx) ||
       !Aligned16(a.weight)) {
     return cudaErrorInvalidValue;
   }
   if (a.T == 0) return cudaSuccess;
-  BackwardKernel<<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
-      static_cast<const uint4*>(a.dy), static_cast<const uint4*>(a.x),
-      reinterpret_cast<const uint4*>(a.weight), a.rstd, static_cast<uint4*>(a.dx),
-      static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate, a.weight_offset,
-      a.eps);
-  return cudaGetLastError();
+  return WithActType(act, [&](auto t) {
+    using V = Vector<decltype(t)>;
+    BackwardKernel<V><<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
+        static_cast<const V*>(a.dy), static_cast<const V*>(a.x),
+        reinterpret_cast<const uint4*>(a.weight), a.rstd, static_cast<V*>(a.dx),
+        static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate,
+        a.weight_offset, a.eps);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace soup::kernels::cuda

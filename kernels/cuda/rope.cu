@@ -8,12 +8,13 @@ constexpr int kBlock = 256;
 
 // A thread takes 8 angles of one token and turns those pairs in every head: sincos once, heads read
 // with 16-byte loads. Grid-stride over (token, group of 8 angles).
+template <typename T>
 __global__ void __launch_bounds__(kBlock)
-    RopeKernel(bf16* __restrict__ x, const int32_t* __restrict__ positions,
-               const float* __restrict__ inv_freq, int64_t T, int heads, int D, int rotary,
+    RopeKernel(T* __restrict__ x, const int32_t* __restrict__ positions,
+               const float* __restrict__ inv_freq, int64_t tokens, int heads, int D, int rotary,
                int64_t row_stride, float sign, float scale) {
   const int groups = rotary / 16;
-  const int64_t n = T * groups;
+  const int64_t n = tokens * groups;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x; i < n;
        i += gridDim.x * static_cast<int64_t>(kBlock)) {
     const int64_t t = i / groups;
@@ -26,10 +27,11 @@ __global__ void __launch_bounds__(kBlock)
       c[k] *= scale;
       s[k] *= sign * scale;
     }
-    bf16* row = x + t * row_stride + 8 * g;
+    T* row = x + t * row_stride + 8 * g;
     for (int h = 0; h < heads; ++h) {
-      uint4* low = reinterpret_cast<uint4*>(row + static_cast<int64_t>(h) * D);
-      uint4* high = reinterpret_cast<uint4*>(row + static_cast<int64_t>(h) * D + rotary / 2);
+      Vector<T>* low = reinterpret_cast<Vector<T>*>(row + static_cast<int64_t>(h) * D);
+      Vector<T>* high =
+          reinterpret_cast<Vector<T>*>(row + static_cast<int64_t>(h) * D + rotary / 2);
       float a[8], b[8], ra[8], rb[8];
       Unpack8(*low, a);
       Unpack8(*high, b);
@@ -38,25 +40,28 @@ __global__ void __launch_bounds__(kBlock)
         ra[k] = a[k] * c[k] - b[k] * s[k];
         rb[k] = b[k] * c[k] + a[k] * s[k];
       }
-      *low = Pack8(ra);
-      *high = Pack8(rb);
+      *low = PackAs<Vector<T>>(ra);
+      *high = PackAs<Vector<T>>(rb);
     }
   }
 }
 
 }  // namespace
 
-cudaError_t Rope(const RopeArgs& a, cudaStream_t stream) {
+cudaError_t Rope(const RopeArgs& a, cudaStream_t stream, ActType act) {
   const int64_t rotary = a.rotary > 0 ? a.rotary : a.D;
   if (a.D % kVector != 0 || rotary % 16 != 0 || rotary > a.D || a.row_stride % kVector != 0 ||
       !Aligned16(a.x))
     return cudaErrorInvalidValue;
   if (a.T == 0 || a.heads == 0) return cudaSuccess;
-  RopeKernel<<<GridFor(a.T * (rotary / 16), kBlock), kBlock, 0, stream>>>(
-      static_cast<bf16*>(a.x), a.positions, a.inv_freq, a.T, static_cast<int>(a.heads),
-      static_cast<int>(a.D), static_cast<int>(rotary), a.row_stride, a.inverse ? -1.f : 1.f,
-      a.scale);
-  return cudaGetLastError();
+  return WithActType(act, [&](auto t) {
+    using T = decltype(t);
+    RopeKernel<T><<<GridFor(a.T * (rotary / 16), kBlock), kBlock, 0, stream>>>(
+        static_cast<T*>(a.x), a.positions, a.inv_freq, a.T, static_cast<int>(a.heads),
+        static_cast<int>(a.D), static_cast<int>(rotary), a.row_stride, a.inverse ? -1.f : 1.f,
+        a.scale);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace soup::kernels::cuda

@@ -1,16 +1,17 @@
-// Rotary embedding on CUDA, bf16 in place, angles in fp32. Contract in kernels/ops.h. D a multiple
-// of 16, row_stride a multiple of 8, x 16-byte aligned, else cudaErrorInvalidValue. Elementwise:
-// bitwise repeatable.
+// Rotary embedding on CUDA, bf16 or fp32 (`act`) in place, angles in fp32. Contract in
+// kernels/ops.h. D a multiple of 16, row_stride a multiple of 8, x 16-byte aligned, else
+// cudaErrorInvalidValue. Elementwise: bitwise repeatable.
 #ifndef SOUP_KERNELS_CUDA_ROPE_H_
 #define SOUP_KERNELS_CUDA_ROPE_H_
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/act_type.h"
 #include "kernels/ops.h"
 
 namespace soup::kernels::cuda {
 
-cudaError_t Rope(const RopeArgs& args, cudaStream_t stream);
+cudaError_t Rope(const RopeArgs& args, cudaStream_t stream, ActType act = ActType::kBf16);
 
 }  // namespace soup::kernels::cuda
 

@@ -88,8 +88,7 @@ class CpuDevice : public TestDevice {
   // As the CPU backend.
   template <typename Args>
   void Products(const Args& args) {
-    ForEachProduct(args, sizeof(float), sizeof(float),
-                   [this](const GemmArgs& g) { cpu::Gemm(g, context_); });
+    ForEachProduct(args, sizeof(float), [this](const GemmArgs& g) { cpu::Gemm(g, context_); });
   }
 
   cpu::CpuContext context_;

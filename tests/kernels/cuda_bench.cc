@@ -332,9 +332,9 @@ void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths) {
   };
   const auto compare = [&](const char* what, const auto& args, const auto& own, double bytes) {
     if (!LoraKernelsTake(linears, r, rows)) return;
-    ForEachProduct(args, 2, 2, tuned);
+    ForEachProduct(args, 2, tuned);
     report(what, MedianMs([&] { Must(own(args, nullptr), what); }),
-           MedianMs([&] { ForEachProduct(args, 2, 2, run); }), bytes);
+           MedianMs([&] { ForEachProduct(args, 2, run); }), bytes);
   };
   compare("up", LoraUpArgs{linears, u.as<void>(), b.as<void>(), y.as<void>(), T, r, rows, 2.f},
           cuda::LoraUp, 4.0 * T * rows);

@@ -1,5 +1,5 @@
-// The CUDA ops as a TestDevice: bf16 activations and weights, addresses aligned to 16 bytes (the
-// contract of kernels/cuda). A case whose shape the kernels refuse sets unsupported().
+// The CUDA ops as a TestDevice: activations of either type, bf16 weights, addresses aligned to 16
+// bytes (the contract of kernels/cuda). A case whose shape the kernels refuse sets unsupported().
 #ifndef SOUP_TESTS_KERNELS_CUDA_DEVICE_H_
 #define SOUP_TESTS_KERNELS_CUDA_DEVICE_H_
 
@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/act_type.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_f32.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/lora.h"
@@ -28,7 +30,7 @@ namespace soup::kernels {
 
 class CudaDevice : public TestDevice {
  public:
-  CudaDevice() {
+  explicit CudaDevice(cuda::ActType act = cuda::ActType::kBf16) : act_(act) {
     Must(cuda::LoadNf4Tables(), "LoadNf4Tables");
     Must(cuda::QueryAttentionDevice(0, &attention_), "QueryAttentionDevice");
     constexpr size_t kWorkspace = 32 << 20;
@@ -36,6 +38,7 @@ class CudaDevice : public TestDevice {
     Must(cuda::GemmLibrary::Create(workspace, kWorkspace, cuda::GemmLibrary::Fallback::kHeuristic,
                                    &gemm_),
          "GemmLibrary");
+    if (f32()) split_scratch_ = Allocate(kSplitScratch, 16);
     partials_ = static_cast<double*>(Allocate(cuda::kSumSquaresPartials * sizeof(double), 16));
   }
   ~CudaDevice() override {
@@ -49,9 +52,11 @@ class CudaDevice : public TestDevice {
   const std::string& failure() const { return failure_; }
 
   const char* name() const override { return "cuda"; }
-  Element act() const override { return Element::kBf16; }
+  Element act() const override { return f32() ? Element::kF32 : Element::kBf16; }
   Element wt() const override { return Element::kBf16; }
-  double epsilon() const override { return 0x1p-9; }
+  // fp32: 4e-6. Products see 16 bits of an activation; __expf and rsqrtf are good to a few ulp.
+  double epsilon() const override { return f32() ? 0x1p-18 : 0x1p-9; }
+  double act_product_epsilon() const override { return f32() ? epsilon() : 0; }
 
   void* Allocate(size_t bytes, size_t) override {
     void* block = nullptr;
@@ -67,30 +72,34 @@ class CudaDevice : public TestDevice {
     if (bytes > 0) Must(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost), "download");
   }
 
-  void Run(const GatherRowsArgs& a) override { Check(cuda::GatherRows(a, nullptr), "GatherRows"); }
+  void Run(const GatherRowsArgs& a) override {
+    Check(cuda::GatherRows(a, nullptr, act_), "GatherRows");
+  }
   void Run(const WidenArgs&) override { unsupported_ = "Widen: bf16 weights are used in place"; }
   void Run(const Nf4DequantArgs& a) override { Check(cuda::Nf4Dequant(a, nullptr), "Nf4Dequant"); }
   void Run(const RmsNormForwardArgs& a) override {
-    Check(cuda::RmsNormForward(a, nullptr), "RmsNormForward");
+    Check(cuda::RmsNormForward(a, nullptr, act_), "RmsNormForward");
   }
   void Run(const RmsNormBackwardArgs& a) override {
-    Check(cuda::RmsNormBackward(a, nullptr), "RmsNormBackward");
+    Check(cuda::RmsNormBackward(a, nullptr, act_), "RmsNormBackward");
   }
   void Run(const HeadNormForwardArgs& a) override {
-    Check(cuda::HeadNormForward(a, nullptr), "HeadNormForward");
+    Check(cuda::HeadNormForward(a, nullptr, act_), "HeadNormForward");
   }
   void Run(const HeadNormBackwardArgs& a) override {
-    Check(cuda::HeadNormBackward(a, nullptr), "HeadNormBackward");
+    Check(cuda::HeadNormBackward(a, nullptr, act_), "HeadNormBackward");
   }
-  void Run(const AddBiasArgs& a) override { Check(cuda::AddBias(a, nullptr), "AddBias"); }
-  void Run(const RopeArgs& a) override { Check(cuda::Rope(a, nullptr), "Rope"); }
+  void Run(const AddBiasArgs& a) override { Check(cuda::AddBias(a, nullptr, act_), "AddBias"); }
+  void Run(const RopeArgs& a) override { Check(cuda::Rope(a, nullptr, act_), "Rope"); }
   void Run(const AttentionForwardArgs& a) override {
     AttentionForwardArgs args = a;
     std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
     args.cu_seqlens = cu.data();
     cuda::AttentionTiles tiles;
     if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, Variant(a), &tiles)) return;
-    Check(cuda::AttentionForward(args, Variant(a), tiles, attention_, nullptr), "AttentionForward");
+    Check(f32() ? cuda::AttentionF32Forward(args, Variant(a), tiles, nullptr)
+                : cuda::AttentionForward(args, Variant(a), tiles, attention_, nullptr),
+          "AttentionForward");
     // The kernels leave lse of the bucket tail alone; the contract of the cases wants zeros.
     TransposeLse(a.lse, a.Hq, a.T, cu.back(), /*to_heads_first=*/false);
   }
@@ -101,64 +110,79 @@ class CudaDevice : public TestDevice {
     cuda::AttentionTiles tiles;
     if (!MakeTiles(cu, a.S, a.T, a.Hq, a.Hkv, a.D, Variant(a), &tiles)) return;
     TransposeLse(const_cast<float*>(a.lse), a.Hq, a.T, a.T, /*to_heads_first=*/true);
-    Check(cuda::AttentionBackward(args, Variant(a), tiles, attention_, nullptr),
+    Check(f32() ? cuda::AttentionF32Backward(args, Variant(a), tiles, nullptr)
+                : cuda::AttentionBackward(args, Variant(a), tiles, attention_, nullptr),
           "AttentionBackward");
   }
   void Run(const SwigluForwardArgs& a) override {
-    Check(cuda::SwigluForward(a, nullptr), "SwigluForward");
+    Check(cuda::SwigluForward(a, nullptr, act_), "SwigluForward");
   }
   void Run(const SwigluBackwardArgs& a) override {
-    Check(cuda::SwigluBackward(a, nullptr), "SwigluBackward");
+    Check(cuda::SwigluBackward(a, nullptr, act_), "SwigluBackward");
   }
   void Run(const GemmArgs& a) override {
+    if (f32()) {
+      Check(gemm_->GemmF32(a, split_scratch_, kSplitScratch, nullptr), "GemmF32");
+      return;
+    }
     Check(cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, nullptr) : gemm_->Gemm(a, nullptr), "Gemm");
   }
   void Run(const LoraUpArgs& a) override {
-    if (!LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+    if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
     Check(cuda::LoraUp(a, nullptr), "LoraUp");
   }
   void Run(const LoraBackArgs& a) override {
-    if (!LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+    if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
     Check(cuda::LoraBack(a, nullptr), "LoraBack");
   }
   void Run(const LoraGradArgs& a) override {
-    if (!LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
+    if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
     Check(cuda::LoraGrad(a, nullptr), "LoraGrad");
   }
-  void Run(const AxpyArgs& a) override { Check(cuda::Axpy(a, nullptr), "Axpy"); }
-  void Run(const DropoutArgs& a) override { Check(cuda::Dropout(a, nullptr), "Dropout"); }
+  void Run(const AxpyArgs& a) override { Check(cuda::Axpy(a, nullptr, act_), "Axpy"); }
+  void Run(const DropoutArgs& a) override { Check(cuda::Dropout(a, nullptr, act_), "Dropout"); }
   void Run(const GatherActRowsArgs& a) override {
-    Check(cuda::GatherActRows(a, nullptr), "GatherActRows");
+    Check(cuda::GatherActRows(a, nullptr, act_), "GatherActRows");
   }
   void Run(const ScatterActRowsArgs& a) override {
-    Check(cuda::ScatterActRows(a, nullptr), "ScatterActRows");
+    Check(cuda::ScatterActRows(a, nullptr, act_), "ScatterActRows");
   }
-  void Run(const LossSliceArgs& a) override { Check(cuda::LossSlice(a, nullptr), "LossSlice"); }
+  void Run(const LossSliceArgs& a) override {
+    Check(cuda::LossSlice(a, nullptr, act_), "LossSlice");
+  }
   void Run(const LossTargetRowsArgs& a) override {
     Check(cuda::LossTargetRows(a, nullptr), "LossTargetRows");
   }
-  void Run(const LossFinishArgs& a) override { Check(cuda::LossFinish(a, nullptr), "LossFinish"); }
+  void Run(const LossFinishArgs& a) override {
+    Check(cuda::LossFinish(a, nullptr, act_), "LossFinish");
+  }
   void Run(const RouteArgs& a) override { Check(cuda::Route(a, nullptr), "Route"); }
   void Run(const RouteBackwardArgs& a) override {
-    Check(cuda::RouteBackward(a, nullptr), "RouteBackward");
+    Check(cuda::RouteBackward(a, nullptr, act_), "RouteBackward");
   }
   void Run(const ListExpertsArgs& a) override {
     Check(cuda::ListExperts(a, nullptr), "ListExperts");
   }
   void Run(const GatherEntriesArgs& a) override {
-    Check(cuda::GatherEntries(a, nullptr), "GatherEntries");
+    Check(cuda::GatherEntries(a, nullptr, act_), "GatherEntries");
   }
   void Run(const ScatterEntriesArgs& a) override {
-    Check(cuda::ScatterEntries(a, nullptr), "ScatterEntries");
+    Check(cuda::ScatterEntries(a, nullptr, act_), "ScatterEntries");
   }
-  void Run(const EntryGradArgs& a) override { Check(cuda::EntryGrad(a, nullptr), "EntryGrad"); }
-  void Run(const AddF32Args& a) override { Check(cuda::AddF32(a, nullptr), "AddF32"); }
+  void Run(const EntryGradArgs& a) override {
+    Check(cuda::EntryGrad(a, nullptr, act_), "EntryGrad");
+  }
+  void Run(const AddF32Args& a) override { Check(cuda::AddF32(a, nullptr, act_), "AddF32"); }
   void Run(const SumSquaresArgs& a) override {
     Check(cuda::SumSquares(a, partials_, nullptr), "SumSquares");
   }
   void Run(const AdamWArgs& a) override { Check(cuda::AdamW(a, nullptr), "AdamW"); }
 
  protected:
+  // Small, so that the larger cases go in chunks.
+  static constexpr int64_t kSplitScratch = 96 << 10;
+  bool f32() const { return act_ == cuda::ActType::kF32; }
+
   template <typename Args>
   static cuda::AttentionVariant Variant(const Args& a) {
     return {static_cast<int32_t>(a.window), a.soft_cap};
@@ -166,7 +190,7 @@ class CudaDevice : public TestDevice {
   // As the CUDA backend where LoRA's kernels do not take a shape.
   template <typename Args>
   void Products(const Args& args) {
-    ForEachProduct(args, 2, 2, [this](const GemmArgs& g) { Run(g); });
+    ForEachProduct(args, cuda::ActBytes(act_), [this](const GemmArgs& g) { Run(g); });
   }
 
   static void Must(cudaError_t status, const char* what) {
@@ -207,7 +231,9 @@ class CudaDevice : public TestDevice {
                  int64_t D, const cuda::AttentionVariant& variant, cuda::AttentionTiles* tiles) {
     cuda::AttentionSchedule schedule;
     const cudaError_t made =
-        cuda::MakeAttentionSchedule(attention_, cu.data(), S, Hq, Hkv, D, variant, &schedule);
+        f32()
+            ? cuda::MakeAttentionF32Schedule(cu.data(), S, Hq, Hkv, D, variant, &schedule)
+            : cuda::MakeAttentionSchedule(attention_, cu.data(), S, Hq, Hkv, D, variant, &schedule);
     if (made != cudaSuccess) {
       Check(made, "MakeAttentionSchedule");
       return false;
@@ -230,6 +256,8 @@ class CudaDevice : public TestDevice {
     return true;
   }
 
+  const cuda::ActType act_;
+  void* split_scratch_ = nullptr;
   cuda::AttentionDevice attention_;
   std::unique_ptr<cuda::GemmLibrary> gemm_;
   double* partials_ = nullptr;

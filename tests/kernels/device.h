@@ -29,6 +29,9 @@ class TestDevice {
   // Bounds of cases are multiples of it.
   virtual double epsilon() const = 0;
 
+  // What a product of two activations rounds them to; 0: it takes them as they are.
+  virtual double act_product_epsilon() const { return 0; }
+
   // Memory that lives as long as the device. `align_bytes` is the only alignment that a caller may
   // count on: a device should return addresses that are not better aligned.
   virtual void* Allocate(size_t bytes, size_t align_bytes) = 0;

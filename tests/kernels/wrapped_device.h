@@ -32,6 +32,7 @@ class WrappedDevice : public TestDevice {
   Element act() const override { return inner_->act(); }
   Element wt() const override { return inner_->wt(); }
   double epsilon() const override { return inner_->epsilon(); }
+  double act_product_epsilon() const override { return inner_->act_product_epsilon(); }
   void* Allocate(size_t bytes, size_t align_bytes) override {
     return inner_->Allocate(bytes, align_bytes);
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "engine/plan/expert_buffers.h"
 #include "engine/plan/job_plan.h"
 #include "engine/plan/pass_buffers.h"
 #include "tests/support/seeded_rng.h"
@@ -219,6 +220,11 @@ TEST(MemoryPlan, Refusals) {
   slices.job_id = "b";
   slices.numeric.head_slice_rows = 80;
   EXPECT_THAT(refused({job, slices}, p), HasSubstr("head slices"));
+  PassJob bf16 = job, f32 = job;
+  f32.job_id = "b";
+  bf16.numeric.backend = f32.numeric.backend = "cuda";
+  f32.numeric.f32_activations = true;
+  EXPECT_THAT(refused({bf16, f32}, p), HasSubstr("different types"));
   p.slots = 1;
   EXPECT_THAT(refused({job}, p), HasSubstr("1 slots"));
   p.slots = 4;
@@ -291,6 +297,47 @@ TEST(ForecastPass, SlowCopiesStall) {
   EXPECT_EQ(stalled->copy_bytes, fast->copy_bytes);
 }
 
+// fp32 activations on CUDA: whatever is act is twice as large, experts' rows come from CUDA's list,
+// and products have their scratch.
+TEST(MemoryPlan, F32ActivationsOnCuda) {
+  ModelSpec model = Model();
+  model.layers = 4;
+  model.experts = {.count = 8, .per_token = 2, .intermediate = 512};
+  model.kinds.assign(static_cast<size_t>(model.layers), LayerKind{.sparse = true});
+  PassJob job;
+  job.job_id = "a";
+  job.lora.r = 8;
+  job.lora.targets = AdaptableModules(model);
+  job.numeric.backend = "cuda";
+  job.numeric.head_slice_rows = 2048;
+  job.items.push_back({1000, 3, true});
+  const auto bf16 = PlanMemory(model, BaseFormat::kBf16, {job}, Placement());
+  job.numeric.f32_activations = true;
+  const auto f32 = PlanMemory(model, BaseFormat::kBf16, {job}, Placement());
+  ASSERT_TRUE(bf16.ok() && f32.ok());
+  // Adapters' operands are their fp32 weights: no copy.
+  EXPECT_EQ(f32->persistent_bytes - bf16->persistent_bytes,
+            kProductScratchBytes - ArenaRoundUp(2 * AdapterElements(model, job.lora)));
+  const auto bytes = [](const MemoryPlan& plan, const std::string& name) {
+    for (const BufferPlacement& b : plan.arena.buffers) {
+      if (b.name == name) return b.bytes;
+    }
+    return int64_t{-1};
+  };
+  EXPECT_EQ(bytes(*f32, kProductScratchBuffer), kProductScratchBytes);
+  for (const std::string& name :
+       {InBand(kForwardHidden, 0), InBand(kBackwardDHidden, 0), InBand(kForwardExpertRows, 0),
+        ItemBuffer(0, InBand(kItemWork, 0)), InBand(kBackwardGateUpIn, 0)}) {
+    EXPECT_EQ(bytes(*f32, name), 2 * bytes(*bf16, name)) << name;
+    EXPECT_GT(bytes(*f32, name), 0) << name;
+  }
+  // Its attention has no partial sums.
+  EXPECT_GT(bytes(*bf16, InBand(kBackwardPartials, 0)), 0);
+  EXPECT_EQ(bytes(*f32, InBand(kBackwardPartials, 0)), -1);
+  EXPECT_EQ(ExpertRows(65, /*wt=*/2), 96);
+  EXPECT_EQ(ExpertRows(65, /*wt=*/4), 72);
+}
+
 // Models whose layers hold what a Llama's do not.
 TEST(MemoryPlan, EveryFeatureIsLaidOutTightlyAndGrowsWithTokens) {
   testing::SeededRng rng;
@@ -313,6 +360,7 @@ TEST(MemoryPlan, EveryFeatureIsLaidOutTightlyAndGrowsWithTokens) {
     }
     PassJob job = RandomPassJob(rng, "a");
     job.numeric.backend = rng.Chance(0.5) ? "cuda" : "cpu";
+    job.numeric.f32_activations = job.numeric.backend == "cuda" && rng.Chance(0.5);
     job.lora.targets = AdaptableModules(model);
     const Placement placement = RandomPlacement(rng, model);
     const BaseFormat format = RandomFormat(rng);

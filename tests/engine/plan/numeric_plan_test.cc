@@ -200,6 +200,63 @@ TEST(NumericPlan, OurOwnAttentionOtherwise) {
   EXPECT_FALSE(NumericPlan::FromText(extra).ok());
 }
 
+JobShape SparseShape(std::vector<int32_t> lengths) {
+  JobShape shape = LongShape(std::move(lengths));
+  shape.model.layers = 4;
+  shape.model.experts = {.count = 8, .per_token = 2, .intermediate = 14336};
+  shape.model.kinds.assign(static_cast<size_t>(shape.model.layers), LayerKind{.sparse = true});
+  return shape;
+}
+
+// With experts CUDA computes in fp32, without a library; and older records keep what they had.
+TEST(NumericPlan, ModelsWithExpertsHaveF32ActivationsOnCuda) {
+  const auto sparse = MakeNumericPlan(SparseShape({100, 8000}), Cuda());
+  ASSERT_TRUE(sparse.ok()) << sparse.status();
+  EXPECT_EQ(sparse->activation_type(), DType::kF32);
+  EXPECT_EQ(sparse->act_bytes(), 4);
+  EXPECT_EQ(sparse->wt_bytes(), 2);
+  EXPECT_EQ(sparse->attention.library, "");
+  const std::string text = sparse->ToText();
+  EXPECT_THAT(text, HasSubstr("\"activations\":\"f32\""));
+  const auto back = NumericPlan::FromText(text);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->ToText(), text);
+  EXPECT_TRUE(back->f32_activations);
+
+  // A record that was made before the key: bf16 as it was, and its text does not change.
+  std::string old = text;
+  const std::string key = "\"activations\":\"f32\",";
+  old.erase(old.find(key), key.size());
+  const auto before = NumericPlan::FromText(old);
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_EQ(before->activation_type(), DType::kBF16);
+  EXPECT_EQ(before->ToText(), old);
+
+  std::string unknown = text;
+  unknown.replace(unknown.find("\"f32\""), 5, "\"f16\"");
+  EXPECT_THAT(std::string(NumericPlan::FromText(unknown).status().message()), HasSubstr("f16"));
+  // No library works in fp32.
+  NumericPlan library = *MakeNumericPlan(LongShape({8000}), Cuda());
+  library.f32_activations = true;
+  EXPECT_FALSE(NumericPlan::FromText(library.ToText()).ok());
+}
+
+TEST(NumericPlan, OthersHaveTheirBackendsActivations) {
+  const auto dense = MakeNumericPlan(LongShape({100}), Cuda());
+  const auto cpu = MakeNumericPlan(SparseShape({100}), Cpu());
+  ASSERT_TRUE(dense.ok() && cpu.ok());
+  EXPECT_EQ(dense->activation_type(), DType::kBF16);
+  EXPECT_EQ(cpu->activation_type(), DType::kF32);
+  EXPECT_EQ(cpu->wt_bytes(), 4);
+  for (const auto* plan : {&dense, &cpu}) {
+    EXPECT_EQ((*plan)->ToText().find("activations"), std::string::npos);
+  }
+  // The CPU has no choice: the key is not its.
+  std::string extra = cpu->ToText();
+  extra.insert(1, "\"activations\":\"f32\",");
+  EXPECT_FALSE(NumericPlan::FromText(extra).ok());
+}
+
 TEST(NumericPlan, AttentionRangesOutOfOrderAreRefused) {
   const auto plan = MakeNumericPlan(LongShape({8000}), Cuda());
   ASSERT_TRUE(plan.ok());

@@ -129,6 +129,69 @@ TEST(PrepareGemms, KnowsEveryFamily) {
   }
 }
 
+// Looks like a CUDA backend until a job is open: what follows would need one.
+class LooksLikeCuda final : public bench::ForwardingBackend {
+ public:
+  explicit LooksLikeCuda(Backend* cpu) : ForwardingBackend(cpu) {}
+
+  const char* name() const override { return "cuda"; }
+  DType activation_type() const override { return act_; }
+  DType weight_type() const override { return DType::kBF16; }
+  absl::Status UseActivations(DType type, void*) override {
+    act_ = type;
+    return absl::OkStatus();
+  }
+  bool chooses_gemms() const override { return true; }
+  absl::StatusOr<GemmPreparation> PrepareGemms(absl::Span<const kernels::GemmArgs> products,
+                                               const std::function<absl::Status()>&) override {
+    types_.insert(act_);
+    products_.insert(products_.end(), products.begin(), products.end());
+    return GemmPreparation();
+  }
+
+  const std::vector<kernels::GemmArgs>& products() const { return products_; }
+  const std::set<DType>& types() const { return types_; }  // at preparations
+
+ private:
+  DType act_ = DType::kBF16;
+  std::set<DType> types_;
+  std::vector<kernels::GemmArgs> products_;
+};
+
+// The dry pass that tells the products checks that its memory is what was planned, to the byte:
+// here with bf16 weights, and activations of either type. All products of fp32 activations are of
+// the forms that CUDA has for them (kernels/cuda/gemm_split.h).
+TEST(PrepareGemms, OnCudaAPassTakesWhatIsPlannedInEitherType) {
+  for (const char* model : {"llama", "gemma2", "qwen3_moe", "mixtral"}) {
+    for (const bool f32 : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(model, f32 ? ", f32" : ", bf16"));
+      const std::unique_ptr<Backend> cpu = MakeCpuBackend({});
+      LooksLikeCuda backend(cpu.get());
+      auto trainer = Trainer::Create(&backend, TinyBase(BaseFormat::kBf16, 0, model));
+      ASSERT_TRUE(trainer.ok()) << trainer.status();
+      RandomJob job = SmallJob();
+      job.model = model;
+      job.r = 16;
+      job.dropout = 0.1;
+      job.targets = AdaptableModules(TinyMemory(BaseFormat::kBf16, model).spec());
+      JobSetup setup = MakeJob(job);
+      setup.numeric.backend = "cuda";
+      setup.numeric.f32_activations = f32;
+      const auto opened = (*trainer)->OpenJob(setup);
+      ASSERT_TRUE(opened.ok()) << opened.status();
+      EXPECT_EQ(backend.types(), std::set<DType>{f32 ? DType::kF32 : DType::kBF16});
+      EXPECT_GT(backend.products().size(), 0u);
+      for (const kernels::GemmArgs& g : backend.products()) {
+        EXPECT_EQ(g.a_type, kernels::Operand::kAct);
+        EXPECT_NE(g.b_type, kernels::Operand::kF32);
+        if (!g.transpose_a) continue;
+        EXPECT_EQ(g.b_type, kernels::Operand::kAct);
+        EXPECT_FALSE(g.transpose_b);
+      }
+    }
+  }
+}
+
 TEST(PrepareGemms, WhatWasNotToldIsSeen) {
   StrictEngine e;
   std::vector<float> x(4, 1.0f);
