@@ -66,7 +66,7 @@ TEST(CancelTest, WhileRunningLeavesACheckpointAndNoAdapter) {
                                std::to_string(done.steps_done()) + "/state.json")
                    .empty());
   EXPECT_TRUE(h.Adapter(job.id()).empty());
-  EXPECT_FALSE(std::filesystem::exists(h.state_dir() + "/mirror/" + job.id()));
+  EXPECT_TRUE(h.WaitUntilGone(h.state_dir() + "/mirror/" + job.id()));
   ExpectWholeHistory(h, job.id(), soup::v1::CANCELLED);
 }
 

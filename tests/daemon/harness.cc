@@ -207,6 +207,15 @@ soup::v1::Node Harness::WaitForNode(const std::function<bool(const soup::v1::Nod
   return node;
 }
 
+bool Harness::WaitUntilGone(const std::string& path) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (std::filesystem::exists(path)) {
+    if (absl::Now() >= deadline) return false;
+    GetNode();  // a turn of soupd's
+  }
+  return true;
+}
+
 soup::v1::FileRef Harness::Upload(const std::string& name, const std::string& content) {
   unsigned char digest[SHA256_DIGEST_LENGTH];
   ::SHA256(reinterpret_cast<const unsigned char*>(content.data()), content.size(), digest);

@@ -52,6 +52,8 @@ class Harness {
   // The worker that is up; waits for one that is not `not_this`.
   pid_t WorkerPid(pid_t not_this = 0);
   soup::v1::Node GetNode();
+  // An ended job's state is written first; what it no longer needs goes after. False: not in 30 s.
+  bool WaitUntilGone(const std::string& path);
   // Asks until `done` says so; the test fails after a minute.
   soup::v1::Node WaitForNode(const std::function<bool(const soup::v1::Node&)>& done);
 

@@ -47,8 +47,7 @@ TEST(LifeTest, AJobSucceedsAndItsHistoryIsWhole) {
   EXPECT_THAT(ReadFileOrEmpty(h.state_dir() + "/artifacts/" + job.id() + "/adapter_config.json"),
               HasSubstr("\"LORA\""));
   ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
-  struct stat st {};
-  EXPECT_NE(::stat((h.state_dir() + "/mirror/" + job.id() + "/mirror.bin").c_str(), &st), 0)
+  EXPECT_TRUE(h.WaitUntilGone(h.state_dir() + "/mirror/" + job.id()))
       << "an ended job needs no mirror";
   EXPECT_EQ(h.TerminateSoupd(), 0);
 }
