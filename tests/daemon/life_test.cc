@@ -2,7 +2,6 @@
 // restart of soupd.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include <cmath>
 
