@@ -46,19 +46,18 @@ void RaiseDescriptorLimit() {
   }
 }
 
-// Signals that end soupd are waited for in main, so every thread is started with them blocked.
-// Workers are spawned with the mask put back (spawn.h).
 pthread_t g_main_thread;
 
-// For threads that block nothing, which libraries start before main does: the signal goes where it
-// is waited for. The main thread itself blocks it, so this never runs there.
+// Runs in threads that block nothing, which libraries start before main does: the signal goes where
+// it is waited for.
 void PassToMainThread(int signal_number) {
   const int kept = errno;
   pthread_kill(g_main_thread, signal_number);
   errno = kept;
 }
 
-// Blocks the signals that stop soupd, for this thread and all that it starts; they are waited for.
+// Signals that end soupd are waited for in main, so every thread is started with them blocked.
+// Workers are spawned with the mask put back (spawn.h).
 sigset_t BlockSignals() {
   g_main_thread = pthread_self();
   sigset_t set;

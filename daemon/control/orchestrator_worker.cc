@@ -319,6 +319,7 @@ void DaemonOrchestrator::StartPass() {
 // Jobs that do not fit even alone: told so with both numbers.
 void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_t device_budget) {
   const DeviceMemoryView memory = DeviceMemory();
+  const int64_t overhead = memory.overhead_bytes;
   const int64_t most = LargestProcess(memory, Limits());
   for (const std::string& id : ids) {
     Job* job = Find(id);
@@ -330,7 +331,6 @@ void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_
       Attend(job);
       continue;
     }
-    const int64_t overhead = memory.overhead_bytes;
     const int64_t needed = *least + overhead + TableBytes({job->prepared});
     const int64_t asked = job->spec.resources().vram_bytes();
     if ((asked > 0 && asked < needed) || (most > 0 && most < needed)) {
