@@ -54,6 +54,7 @@ struct FamilyDefaults {
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t window = 0;    // where sliding_window is absent (null means none); 0: none
   int64_t pattern = 0;   // sliding_window_pattern
+  int64_t max_position = 2048;
   double rms_eps = 1e-6;
   double theta = 10000.0;
   double local_theta = 10000.0;
@@ -76,7 +77,8 @@ struct Family {
   bool post_norms = false;
   bool norm_plus_one = false;     // norms multiply by 1 + weight
   bool scaled_embedding = false;  // by sqrt(hidden_size)
-  bool soft_caps = false;         // attn_ and final_logit_softcapping
+  bool final_cap = false;         // final_logit_softcapping
+  bool attention_cap = false;     // attn_logit_softcapping; transformers reads gemma3's nowhere
   bool query_scalar = false;      // query_pre_attn_scalar
   bool fused_projections = false;
   bool local_rope = false;  // rope parameters by layer type

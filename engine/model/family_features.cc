@@ -64,15 +64,17 @@ absl::Status ReadScores(const Family& family, const ConfigReader& config, ModelS
                           config.Number("query_pre_attn_scalar", 0.0,
                                         static_cast<double>(kMaxInner), d.query_scalar));
   }
-  if (!family.soft_caps) return absl::OkStatus();
   const auto cap = [&](const char* key, double otherwise, double& out) -> absl::Status {
     // null says none, silence says the default
     SOUP_ASSIGN_OR_RETURN(out,
                           config.Number(key, 0.0, kMaxCap, config.IsNull(key) ? 0.0 : otherwise));
     return absl::OkStatus();
   };
-  SOUP_RETURN_IF_ERROR(
-      cap("attn_logit_softcapping", d.attention_soft_cap, spec.attention_soft_cap));
+  if (family.attention_cap) {
+    SOUP_RETURN_IF_ERROR(
+        cap("attn_logit_softcapping", d.attention_soft_cap, spec.attention_soft_cap));
+  }
+  if (!family.final_cap) return absl::OkStatus();
   return cap("final_logit_softcapping", d.final_soft_cap, spec.final_soft_cap);
 }
 

@@ -67,8 +67,8 @@ absl::Status ReadDecoder(const Family& family, const ConfigReader& config, Model
     SOUP_ASSIGN_OR_RETURN(spec.*size.field, config.RequiredInt(size.key, size.least, size.most));
   }
   SOUP_RETURN_IF_ERROR(ReadHeads(family, config, spec));
-  SOUP_ASSIGN_OR_RETURN(spec.max_position,
-                        config.Int("max_position_embeddings", 1, kMaxPositions, 2048));
+  SOUP_ASSIGN_OR_RETURN(spec.max_position, config.Int("max_position_embeddings", 1, kMaxPositions,
+                                                      family.defaults.max_position));
   SOUP_ASSIGN_OR_RETURN(spec.rms_eps,
                         config.Number("rms_norm_eps", 0.0, 1.0, family.defaults.rms_eps));
   SOUP_ASSIGN_OR_RETURN(spec.tied_head,

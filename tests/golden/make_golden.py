@@ -15,7 +15,7 @@ import os
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 FAMILIES = {
     "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "phi3": "Phi3",
@@ -40,21 +40,14 @@ TARGETS = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "mixtral
 LENGTHS = {"full": [24, 17, 9], "masked": [31, 5, 12, 20]}
 
 
-def make_model(args):
-    name = FAMILIES[args.family]
+def write_checkpoint(family, settings, out):
+    """A random model of these settings as a Hugging Face folder; weights by torch's seed. Returns it in fp32."""
+    name = FAMILIES[family]
     config_class = getattr(transformers, name + "Config")
     model_class = getattr(transformers, name.removesuffix("Text") + "ForCausalLM")
-    settings = {**SIZES, **EXTRA.get(args.family, {})}
-    for item in args.set:
-        key, value = item.split("=", 1)
-        try:
-            settings[key] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[key] = value
     config = config_class(**settings, attn_implementation="eager")
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "eager"
-    torch.manual_seed(args.seed)
     model = model_class(config).float()
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -66,8 +59,20 @@ def make_model(args):
     if config.tie_word_embeddings:
         model.tie_weights()
     # A copy: in bf16 the rotary frequencies would be rounded too.
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(args.out, safe_serialization=True)
-    return model.double().eval()
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
+    return model
+
+
+def make_model(args):
+    settings = {**SIZES, **EXTRA.get(args.family, {})}
+    for item in args.set:
+        key, value = item.split("=", 1)
+        try:
+            settings[key] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[key] = value
+    torch.manual_seed(args.seed)
+    return write_checkpoint(args.family, settings, args.out).double().eval()
 
 
 def logits_of(model, ids):
@@ -87,68 +92,41 @@ def batch_loss(model, batch):
     return total / count, torch.cat(rows)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out")
-    parser.add_argument("--family", choices=FAMILIES, required=True)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    os.makedirs(args.out, exist_ok=True)
-    model = make_model(args)
-    vocab = model.config.vocab_size
-    generator = torch.Generator().manual_seed(args.seed + 7)
-    tensors, golden, batches = {}, {}, {}
-    for name, lengths in LENGTHS.items():
-        rows = []
-        for n in lengths:
+def make_batches(vocab, lengths, generator):
+    """Rows of (ids, labels) by batch: "full" trains on all, "masked" on a part."""
+    batches = {}
+    for name, of_rows in lengths.items():
+        batches[name] = []
+        for n in of_rows:
             ids = torch.randint(3, vocab, (n,), generator=generator).tolist()
             labels = list(ids)
             if name == "masked":
                 for i in range(n):
                     if i < n // 3 or i % 5 == 0:
                         labels[i] = -100
-            rows.append((ids, labels))
-        batches[name] = rows
-        width = max(lengths)
-        tensors[f"{name}.input_ids"] = torch.tensor([r + [0] * (width - len(r)) for r, _ in rows])
-        tensors[f"{name}.labels"] = torch.tensor([r + [-100] * (width - len(r)) for _, r in rows])
-        tensors[f"{name}.lengths"] = torch.tensor(lengths)
-        with torch.no_grad():
-            loss, logits = batch_loss(model, rows)
-        golden[f"base_loss.{name}"] = loss.item()
-        tensors[f"base_logits.{name}"] = logits.float()
+            batches[name].append((ids, labels))
+    return batches
 
-    targets = TARGETS.get(args.family, ATTENTION + MLP)
-    lora = dict(r=4, lora_alpha=8, target_modules=targets)
-    with open(os.path.join(args.out, "adapter.json"), "w") as f:
-        json.dump(lora, f)
+
+def random_adapter(model, lora, generator):
+    """The model with LoRA on it, A and B both away from zero, and its adapter by PEFT's names."""
     peft = get_peft_model(model, LoraConfig(**lora, lora_dropout=0.0, task_type="CAUSAL_LM"))
     adapter = {}
     for key, p in peft.named_parameters():
         if not p.requires_grad:
             continue
-        name = key.replace(".default", "")
         with torch.no_grad():
             scale = 0.1 if "lora_B" in key else p.shape[1] ** -0.5
             p.copy_((torch.randn(p.shape, generator=generator) * scale).float())
-        adapter[name] = p
-    def state():
-        return {k: p.detach().float().contiguous() for k, p in adapter.items()}
+        adapter[key.replace(".default", "")] = p
+    return peft, adapter
 
-    save_file(state(), os.path.join(args.out, "adapter_init.safetensors"))
-    for name, rows in batches.items():
-        for p in adapter.values():
-            p.grad = None
-        loss, logits = batch_loss(peft, rows)
-        loss.backward()
-        golden[f"lora_loss.{name}"] = loss.item()
-        tensors[f"lora_logits.{name}"] = logits.float()
-        for key, p in adapter.items():
-            tensors[f"grad.{name}.{key}"] = p.grad.float()
+
+def train(peft, adapter, batches):
+    """8 AdamW steps of README.md: loss and gradient norm of each."""
     optimizer = torch.optim.AdamW(adapter.values(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8,
                                   weight_decay=0.01)
-    golden["train"] = []
+    steps = []
     for step in range(8):
         optimizer.zero_grad()
         optimizer.param_groups[0]["lr"] = 5e-3 if step == 0 else 1e-2
@@ -159,11 +137,60 @@ def main():
         for p in adapter.values():
             p.grad.mul_(coefficient)
         optimizer.step()
-        golden["train"].append({"loss": loss.item(), "grad_norm": norm.item()})
-    save_file(state(), os.path.join(args.out, "adapter_after8.safetensors"))
-    save_file(tensors, os.path.join(args.out, "golden.safetensors"))
-    with open(os.path.join(args.out, "golden.json"), "w") as f:
+        steps.append({"loss": loss.item(), "grad_norm": norm.item()})
+    return steps
+
+
+def write_golden(model, out, lora, lengths, seed):
+    """What transformers and peft compute of a float64 model, in README.md's files."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = make_batches(model.config.vocab_size, lengths, generator)
+    tensors, golden = {}, {}
+    for name, rows in batches.items():
+        width = max(lengths[name])
+        tensors[f"{name}.input_ids"] = torch.tensor([r + [0] * (width - len(r)) for r, _ in rows])
+        tensors[f"{name}.labels"] = torch.tensor([r + [-100] * (width - len(r)) for _, r in rows])
+        tensors[f"{name}.lengths"] = torch.tensor(lengths[name])
+        with torch.no_grad():
+            loss, logits = batch_loss(model, rows)
+        golden[f"base_loss.{name}"] = loss.item()
+        tensors[f"base_logits.{name}"] = logits.float()
+
+    with open(os.path.join(out, "adapter.json"), "w") as f:
+        json.dump(lora, f)
+    peft, adapter = random_adapter(model, lora, generator)
+
+    def state():
+        return {k: p.detach().float().contiguous() for k, p in adapter.items()}
+
+    save_file(state(), os.path.join(out, "adapter_init.safetensors"))
+    for name, rows in batches.items():
+        for p in adapter.values():
+            p.grad = None
+        loss, logits = batch_loss(peft, rows)
+        loss.backward()
+        golden[f"lora_loss.{name}"] = loss.item()
+        tensors[f"lora_logits.{name}"] = logits.float()
+        for key, p in adapter.items():
+            tensors[f"grad.{name}.{key}"] = p.grad.float()
+    golden["train"] = train(peft, adapter, batches)
+    save_file(state(), os.path.join(out, "adapter_after8.safetensors"))
+    save_file(tensors, os.path.join(out, "golden.safetensors"))
+    with open(os.path.join(out, "golden.json"), "w") as f:
         json.dump(golden, f, indent=1)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("--family", choices=FAMILIES, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    os.makedirs(args.out, exist_ok=True)
+    targets = TARGETS.get(args.family, ATTENTION + MLP)
+    write_golden(make_model(args), args.out, dict(r=4, lora_alpha=8, target_modules=targets),
+                 LENGTHS, args.seed + 7)
 
 
 if __name__ == "__main__":

@@ -150,6 +150,66 @@ TEST(NonFiniteTest, AttentionKeepsSequencesApart) {
   }
 }
 
+// A query that sees one key weighs it with 1, whatever its score: AdamW would make full steps of
+// the rounding that delta and dp differ by.
+TEST(AttentionBackwardTest, OneKeyGivesScoresNoGradient) {
+  CpuContext ctx({.threads = 2});
+  const int64_t T = 70, D = 24;
+  const std::vector<int32_t> cu = {0, 1, 3, 70};
+  std::vector<float> qkv(T * 3 * D), grad(T * 3 * D), out(T * D), dout(T * D), lse(T), delta(T);
+  for (size_t i = 0; i < qkv.size(); ++i) qkv[i] = std::sin(0.37f * static_cast<float>(i));
+  for (size_t i = 0; i < dout.size(); ++i) dout[i] = std::cos(0.73f * static_cast<float>(i));
+  for (const int64_t window : {0, 1}) {
+    for (const float cap : {0.0f, 5.0f}) {
+      AttentionForward({.q = qkv.data(),
+                        .k = qkv.data() + D,
+                        .v = qkv.data() + 2 * D,
+                        .row_stride = 3 * D,
+                        .out = out.data(),
+                        .lse = lse.data(),
+                        .cu_seqlens = cu.data(),
+                        .S = 3,
+                        .T = T,
+                        .Hq = 1,
+                        .Hkv = 1,
+                        .D = D,
+                        .scale = 0.2f,
+                        .window = window,
+                        .soft_cap = cap},
+                       ctx);
+      AttentionBackward({.q = qkv.data(),
+                         .k = qkv.data() + D,
+                         .v = qkv.data() + 2 * D,
+                         .row_stride = 3 * D,
+                         .out = out.data(),
+                         .dout = dout.data(),
+                         .lse = lse.data(),
+                         .delta = delta.data(),
+                         .dq = grad.data(),
+                         .dk = grad.data() + D,
+                         .dv = grad.data() + 2 * D,
+                         .grad_row_stride = 3 * D,
+                         .cu_seqlens = cu.data(),
+                         .S = 3,
+                         .T = T,
+                         .Hq = 1,
+                         .Hkv = 1,
+                         .D = D,
+                         .scale = 0.2f,
+                         .window = window,
+                         .soft_cap = cap},
+                        ctx);
+      for (int64_t t = 0; t < T; ++t) {
+        const bool alone = window == 1 || t == 0 || t == 1 || t == 3;
+        bool zero = true;
+        for (int64_t d = 0; d < D; ++d) zero &= grad[t * 3 * D + d] == 0.0f;
+        EXPECT_EQ(zero, alone) << "row " << t << " window " << window << " cap " << cap;
+        EXPECT_NE(grad[t * 3 * D + 2 * D], 0.0f);
+      }
+    }
+  }
+}
+
 TEST(DropoutTest, KeepsItsShareAndItsMean) {
   CpuContext ctx({.threads = 2});
   const int64_t n = 200000;

@@ -218,6 +218,11 @@ void ProbabilityGradients(const BackwardRows& b, int64_t rows, int64_t i0, int64
       Store(s + j, p);
       Store(ds + j, p * (Load(ds + j) - delta) * scale);
     }
+    // One key only: its probability is 1 whatever the score. What dp and delta differ by is
+    // rounding, which AdamW would divide by itself.
+    if (i0 + r == 0 || b.window == 1) {
+      for (int64_t j = 0; j < kBlock; ++j) ds[j] = 0.0f;
+    }
   }
 }
 

@@ -107,6 +107,11 @@ TEST(Families, ReadTheGoldenConfigs) {
   EXPECT_EQ(gemma3.local_rope.theta, 1e4);
   EXPECT_TRUE(gemma3.kind(2).local_rope);
   EXPECT_EQ(gemma3.attention_soft_cap, 0) << "null: none";
+  Json capped = GoldenConfig("gemma3");
+  capped["attn_logit_softcapping"] = 50.0;
+  capped["final_logit_softcapping"] = 30.0;
+  EXPECT_EQ(Parsed(capped).attention_soft_cap, 0) << "transformers' Gemma 3 attention has none";
+  EXPECT_EQ(Parsed(capped).final_soft_cap, 30);
   EXPECT_EQ(RopeTableFloats(gemma3), 2 * 16);
   EXPECT_EQ(RopeFor(gemma3, 0, 5).offset, 16);
 }
@@ -197,6 +202,16 @@ TEST(Families, BiasesByKey) {
 }
 
 TEST(ModelSpec, AbsentAndNullKeysTakeTheLibrarysDefaults) {
+  // phi3's attention factor under longrope comes from it.
+  const std::pair<const char*, int64_t> positions[] = {
+      {"llama", 2048},     {"qwen2", 32768},    {"qwen3", 32768},
+      {"mistral", 131072}, {"phi3", 4096},      {"gemma2", 8192},
+      {"gemma3", 131072},  {"mixtral", 131072}, {"qwen3_moe", 32768}};
+  for (const auto& [name, most] : positions) {
+    Json config = GoldenConfig(name);
+    config.erase("max_position_embeddings");
+    EXPECT_EQ(Parsed(config).max_position, most) << name;
+  }
   Json config = Llama();
   for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "bos_token_id",
                           "max_position_embeddings", "attention_bias", "tie_word_embeddings"}) {
