@@ -124,6 +124,11 @@ absl::Status ReadYarn(const Source& s, RopeSpec& out) {
   SOUP_ASSIGN_OR_RETURN(out.beta_fast, s.rope.Number("beta_fast", 0.0, kMaxFactor, 32.0));
   SOUP_ASSIGN_OR_RETURN(out.beta_slow, s.rope.Number("beta_slow", 0.0, kMaxFactor, 1.0));
   SOUP_ASSIGN_OR_RETURN(out.truncate, s.rope.Bool("truncate", true));
+  if (s.family.local_rope && !out.truncate) {
+    // transformers looks for it beside the layer types' blocks, and so takes true.
+    return Refuse(s.block, absl::StrCat("truncate false, which transformers does not read in ",
+                                        s.family.model_type, " models: remove it, or set true"));
+  }
   SOUP_ASSIGN_OR_RETURN(const double mscale, s.rope.Number("mscale", -kMaxFactor, kMaxFactor, 0.0));
   SOUP_ASSIGN_OR_RETURN(const double all_dim,
                         s.rope.Number("mscale_all_dim", -kMaxFactor, kMaxFactor, 0.0));

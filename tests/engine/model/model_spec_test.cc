@@ -416,6 +416,14 @@ TEST(Rope, IncompleteOrImpossibleBlocksAreRefused) {
   ExpectRefused(config, {"high_freq_factor"});
   config["rope_scaling"] = "llama3";
   ExpectRefused(config, {"rope_scaling"});
+  Json gemma3 = GoldenConfig("gemma3");
+  gemma3["rope_parameters"]["full_attention"] = {{"rope_type", "yarn"},
+                                                 {"rope_theta", 1e6},
+                                                 {"factor", 8},
+                                                 {"original_max_position_embeddings", 64}};
+  EXPECT_TRUE(Parsed(gemma3).rope.truncate);
+  gemma3["rope_parameters"]["full_attention"]["truncate"] = false;
+  ExpectRefused(gemma3, {"full_attention", "truncate"});
 }
 
 }  // namespace
