@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(kBlock)
   }
   const float r = rsqrtf(BlockSum(sum, shared) * inv_h + eps);
   if (threadIdx.x == 0 && rstd != nullptr) rstd[blockIdx.x] = r;
-  for (int k = 0, c = threadIdx.x; c < vectors; ++k, c += blockDim.x) {
+  const auto write = [&](const V& from, int c) {
     float f[8], w[8];
-    Unpack8(k < kHeld ? held[k] : x[row + c], f);
+    Unpack8(from, f);
     Unpack8(__ldg(weight + c), w);
 #pragma unroll
     for (int i = 0; i < 8; ++i) f[i] *= r * (w[i] + offset);
@@ -57,7 +57,14 @@ __global__ void __launch_bounds__(kBlock)
       for (int i = 0; i < 8; ++i) f[i] += before[i];
     }
     y[row + c] = PackAs<V>(f);
+  };
+  // Unrolled: what is held must stay in registers.
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int c = threadIdx.x + k * blockDim.x;
+    if (c < vectors) write(held[k], c);
   }
+  for (int c = threadIdx.x + kHeld * blockDim.x; c < vectors; c += blockDim.x) write(x[row + c], c);
 }
 
 // dx (+)= r * (dy w - x * r^2 * mean(dy w x)); grid T.
@@ -68,36 +75,54 @@ __global__ void __launch_bounds__(kBlock)
                    int vectors, float inv_h, bool accumulate, float offset, float eps) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
+  V held_x[kHeld], held_dy[kHeld], held_dx[kHeld];
   float dot = 0.f, squares = 0.f;
-  for (int c = threadIdx.x; c < vectors; c += blockDim.x) {
+  const auto sum = [&](const V& vx, const V& vdy, int c) {
     float fx[8], g[8], w[8];
-    Unpack8(x[row + c], fx);
-    Unpack8(dy[row + c], g);
+    Unpack8(vx, fx);
+    Unpack8(vdy, g);
     Unpack8(__ldg(weight + c), w);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       dot = fmaf(g[i] * (w[i] + offset), fx[i], dot);
       squares = fmaf(fx[i], fx[i], squares);
     }
+  };
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int c = threadIdx.x + k * blockDim.x;
+    if (c >= vectors) continue;
+    held_x[k] = x[row + c];
+    held_dy[k] = dy[row + c];
+    if (accumulate) held_dx[k] = dx[row + c];
   }
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int c = threadIdx.x + k * blockDim.x;
+    if (c < vectors) sum(held_x[k], held_dy[k], c);
+  }
+  for (int c = threadIdx.x + kHeld * blockDim.x; c < vectors; c += blockDim.x)
+    sum(x[row + c], dy[row + c], c);
   const float r =
       rstd != nullptr ? rstd[blockIdx.x] : rsqrtf(BlockSum(squares, shared) * inv_h + eps);
   const float k = r * r * BlockSum(dot, shared) * inv_h;
-  for (int c = threadIdx.x; c < vectors; c += blockDim.x) {
-    float fx[8], g[8], w[8], out[8];
-    Unpack8(x[row + c], fx);
-    Unpack8(dy[row + c], g);
+  const auto write = [&](const V& vx, const V& vdy, const V& before, int c) {
+    float fx[8], g[8], w[8], out[8] = {};
+    Unpack8(vx, fx);
+    Unpack8(vdy, g);
     Unpack8(__ldg(weight + c), w);
-    if (accumulate) {
-      Unpack8(dx[row + c], out);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) out[i] = 0.f;
-    }
+    if (accumulate) Unpack8(before, out);
 #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] += r * (g[i] * (w[i] + offset) - fx[i] * k);
     dx[row + c] = PackAs<V>(out);
+  };
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int c = threadIdx.x + i * blockDim.x;
+    if (c < vectors) write(held_x[i], held_dy[i], held_dx[i], c);
   }
+  for (int c = threadIdx.x + kHeld * blockDim.x; c < vectors; c += blockDim.x)
+    write(x[row + c], dy[row + c], accumulate ? dx[row + c] : V{}, c);
 }
 
 // Heads of up to 256: one warp a head, a lane holds 8 values or none; 8 heads a block.

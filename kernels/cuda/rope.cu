@@ -6,42 +6,54 @@ namespace {
 
 constexpr int kBlock = 256;
 
-// A thread takes 8 angles of one token and turns those pairs in every head: sincos once, heads read
-// with 16-byte loads. Grid-stride over (token, group of 8 angles).
+// A thread takes 8 angles of one token and turns those pairs in kHeads heads: sincos once, heads
+// read with 16-byte loads, several of them on their way at once. Grid x: (token, group of 8
+// angles); y: heads.
+constexpr int kHeads = 8, kTogether = 4;
+
 template <typename T>
 __global__ void __launch_bounds__(kBlock)
-    RopeKernel(T* __restrict__ x, const int32_t* __restrict__ positions,
-               const float* __restrict__ inv_freq, int64_t tokens, int heads, int D, int rotary,
-               int64_t row_stride, float sign, float scale) {
+    RopeKernel(T* x, const int32_t* __restrict__ positions, const float* __restrict__ inv_freq,
+               int64_t tokens, int heads, int D, int rotary, int64_t row_stride, float sign,
+               float scale) {
   const int groups = rotary / 16;
-  const int64_t n = tokens * groups;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x; i < n;
-       i += gridDim.x * static_cast<int64_t>(kBlock)) {
-    const int64_t t = i / groups;
-    const int g = static_cast<int>(i - t * groups);
-    float c[8], s[8];
-    const float position = static_cast<float>(positions[t]);
+  const int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x;
+  if (i >= tokens * groups) return;
+  const int64_t t = i / groups;
+  const int g = static_cast<int>(i - t * groups);
+  const int first = blockIdx.y * kHeads, end = min(first + kHeads, heads);
+  T* const row = x + t * row_stride + 8 * g;
+  float c[8], s[8];
+  const float position = static_cast<float>(positions[t]);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      sincosf(position * __ldg(inv_freq + 8 * g + k), &s[k], &c[k]);
-      c[k] *= scale;
-      s[k] *= sign * scale;
+  for (int k = 0; k < 8; ++k) {
+    sincosf(position * __ldg(inv_freq + 8 * g + k), &s[k], &c[k]);
+    c[k] *= scale;
+    s[k] *= sign * scale;
+  }
+  for (int h = first; h < end; h += kTogether) {
+    Vector<T> low[kTogether], high[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (h + j >= end) continue;
+      const T* head = row + static_cast<int64_t>(h + j) * D;
+      low[j] = *reinterpret_cast<const Vector<T>*>(head);
+      high[j] = *reinterpret_cast<const Vector<T>*>(head + rotary / 2);
     }
-    T* row = x + t * row_stride + 8 * g;
-    for (int h = 0; h < heads; ++h) {
-      Vector<T>* low = reinterpret_cast<Vector<T>*>(row + static_cast<int64_t>(h) * D);
-      Vector<T>* high =
-          reinterpret_cast<Vector<T>*>(row + static_cast<int64_t>(h) * D + rotary / 2);
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (h + j >= end) continue;
       float a[8], b[8], ra[8], rb[8];
-      Unpack8(*low, a);
-      Unpack8(*high, b);
+      Unpack8(low[j], a);
+      Unpack8(high[j], b);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         ra[k] = a[k] * c[k] - b[k] * s[k];
         rb[k] = b[k] * c[k] + a[k] * s[k];
       }
-      *low = PackAs<Vector<T>>(ra);
-      *high = PackAs<Vector<T>>(rb);
+      T* head = row + static_cast<int64_t>(h + j) * D;
+      *reinterpret_cast<Vector<T>*>(head) = PackAs<Vector<T>>(ra);
+      *reinterpret_cast<Vector<T>*>(head + rotary / 2) = PackAs<Vector<T>>(rb);
     }
   }
 }
@@ -56,10 +68,12 @@ cudaError_t Rope(const RopeArgs& a, cudaStream_t stream, ActType act) {
   if (a.T == 0 || a.heads == 0) return cudaSuccess;
   return WithActType(act, [&](auto t) {
     using T = decltype(t);
-    RopeKernel<T><<<GridFor(a.T * (rotary / 16), kBlock), kBlock, 0, stream>>>(
-        static_cast<T*>(a.x), a.positions, a.inv_freq, a.T, static_cast<int>(a.heads),
-        static_cast<int>(a.D), static_cast<int>(rotary), a.row_stride, a.inverse ? -1.f : 1.f,
-        a.scale);
+    const dim3 grid(static_cast<unsigned>((a.T * (rotary / 16) + kBlock - 1) / kBlock),
+                    static_cast<unsigned>((a.heads + kHeads - 1) / kHeads));
+    RopeKernel<T><<<grid, kBlock, 0, stream>>>(static_cast<T*>(a.x), a.positions, a.inv_freq, a.T,
+                                               static_cast<int>(a.heads), static_cast<int>(a.D),
+                                               static_cast<int>(rotary), a.row_stride,
+                                               a.inverse ? -1.f : 1.f, a.scale);
     return cudaGetLastError();
   });
 }

@@ -1,0 +1,165 @@
+// grad [columns, rank] += scale * y^T u: the tokens are summed over. Included by lora.cu alone;
+// C++17.
+#ifndef SOUP_KERNELS_CUDA_LORA_GRAD_CUH_
+#define SOUP_KERNELS_CUDA_LORA_GRAD_CUH_
+
+#include "kernels/cuda/lora_tiles.cuh"
+
+namespace soup::kernels::cuda::lora {
+
+// grad (row, i) lies at grad[row * ldg + i], or transposed at grad[i * ldg + row]. A CTA makes 32
+// columns of all 8 N8 ranks; its warps take runs of 16 tokens in turn, each through a ring of its
+// own in shared memory, and add up in warp order. Normed: y is x * rstd * (weight + offset)
+// instead, rounded as a norm's output is.
+constexpr int kGradWarps = 16;
+constexpr int kGradColumns = 32;
+constexpr int kGradRun = 16;  // tokens
+
+struct GradArgs {
+  Strips strips;
+  const bf16* y;
+  const bf16* u;
+  float* grad;
+  int T, rank, ldu, ldg;
+  int64_t ldy;
+  float scale;
+  const float* rstd = nullptr;   // [T], normed only
+  const bf16* weight = nullptr;  // [columns]
+  float weight_offset = 0;
+};
+
+template <int N8, bool kNormed>
+struct GradShape {
+  static constexpr int kYBytes = kGradRun * kGradColumns * 2;
+  static constexpr int kUBytes = kGradRun * 16;  // of 8 ranks
+  static constexpr int kRunBytes = kYBytes + N8 * kUBytes + (kNormed ? kGradRun * 4 : 0);
+  static constexpr int kStages = N8 == 1 ? 4 : 3;
+  static constexpr int kRingBytes = kStages * kRunBytes;  // of a warp
+  static constexpr int kPartRow = 8 * N8 + 1;             // floats; no bank conflicts
+  static constexpr int kSharedBytes = kGradWarps * kRingBytes;
+  static_assert(kGradWarps * kGradColumns * kPartRow * 4 <= kSharedBytes, "sums fit into the ring");
+  static_assert(kSharedBytes <= 99 * 1024, "what cards of every class have");
+};
+
+// bf16 pair of two tokens of one column, normed.
+__device__ __forceinline__ uint32_t NormPair(uint32_t x, float2 rstd, float weight) {
+  return attention::PackPair(attention::Low(x) * (rstd.x * weight),
+                             attention::High(x) * (rstd.y * weight));
+}
+
+template <int N8, bool kTransposed, bool kNormed>
+__global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
+    GradKernel(const __grid_constant__ GradArgs a) {
+  using Shape = GradShape<N8, kNormed>;
+  extern __shared__ uint4 shared[];
+  const int lane = threadIdx.x & 31, q = lane & 3, g = lane >> 2, warp = threadIdx.x >> 5;
+  Place place;
+  if (!Find(a.strips, blockIdx.x * kGradColumns, &place)) return;
+  const bf16* y0 = a.y + place.column;
+  const bf16* u0 = a.u + place.strip * a.rank;
+  const int runs = (a.T + kGradRun - 1) / kGradRun;
+  const uint32_t ring = attention::SharedAddress(shared) + warp * Shape::kRingBytes;
+
+  // A row of 64 bytes keeps its 16-byte chunk c at c ^ (row / 2 & 3): ldmatrix without conflicts.
+  const auto copy = [&](int run, uint32_t to) {
+    if (run < runs) {
+      const int t0 = run * kGradRun;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = (lane >> 2) + 8 * i, chunk = lane & 3;
+        attention::CopyAsync16(to + row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4),
+                               y0 + static_cast<int64_t>(t0 + row) * a.ldy + 8 * chunk,
+                               t0 + row < a.T);
+      }
+#pragma unroll
+      for (int i = 0; i < (N8 + 1) / 2; ++i) {
+        const int x = lane + 32 * i, row = x / N8, n = x % N8;
+        if (x < kGradRun * N8) {
+          attention::CopyAsync16(to + Shape::kYBytes + n * Shape::kUBytes + row * 16,
+                                 u0 + static_cast<int64_t>(t0 + row) * a.ldu + 8 * n,
+                                 t0 + row < a.T);
+        }
+      }
+      if (kNormed && lane < kGradRun) {
+        attention::CopyAsync4(to + Shape::kYBytes + N8 * Shape::kUBytes + lane * 4,
+                              a.rstd + t0 + lane, t0 + lane < a.T);
+      }
+    }
+    attention::CommitCopies();
+  };
+#pragma unroll
+  for (int s = 0; s + 1 < Shape::kStages; ++s)
+    copy(warp + s * kGradWarps, ring + s * Shape::kRunBytes);
+  float weight[2][2] = {};  // of columns g and g + 8 of both halves
+  if (kNormed) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weight[i >> 1][i & 1] = ToFloat(a.weight[place.row + g + 8 * i]) + a.weight_offset;
+    }
+  }
+  float c[2][N8][4] = {};
+  uint32_t from = ring, to = ring + (Shape::kStages - 1) * Shape::kRunBytes;
+  for (int run = warp; run < runs; run += kGradWarps) {
+    copy(run + (Shape::kStages - 1) * kGradWarps, to);
+    attention::WaitCopies<Shape::kStages - 1>();
+    __syncwarp();  // a lane reads what others have copied
+    uint32_t y[2][4];
+    const int row = (lane & 7) + 8 * (lane >> 4), chunk = (lane >> 3) & 1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      attention::LoadMatrix4Transposed(
+          y[half], from + row * 64 + (((chunk + 2 * half) ^ ((row >> 1) & 3)) << 4));
+    }
+    if (kNormed) {
+      const uint32_t rstd = from + Shape::kYBytes + N8 * Shape::kUBytes + 8 * q;
+      const float2 low = attention::LoadSharedFloat2(rstd);
+      const float2 high = attention::LoadSharedFloat2(rstd + 32);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          y[half][i] = NormPair(y[half][i], i < 2 ? low : high, weight[half][i & 1]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N8; ++n) {
+      uint32_t u[2];
+      LoadMatrix2Transposed(u, from + Shape::kYBytes + n * Shape::kUBytes + (lane & 15) * 16);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        Mma16(c[half][n], y[half][0], y[half][1], y[half][2], y[half][3], u[0], u[1]);
+    }
+    __syncwarp();  // everyone is done with the run that the next copy replaces
+    to = from;
+    from = from + Shape::kRunBytes == ring + Shape::kRingBytes ? ring : from + Shape::kRunBytes;
+  }
+  attention::WaitCopies<0>();
+  __syncthreads();
+  float* parts = reinterpret_cast<float*>(shared);  // [warp][32 columns][kPartRow]
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int n = 0; n < N8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = 16 * half + g + 8 * (i >> 1), rank = 8 * n + 2 * q + (i & 1);
+        parts[(warp * kGradColumns + column) * Shape::kPartRow + rank] = c[half][n][i];
+      }
+  __syncthreads();
+  // Neighbouring threads write neighbouring elements in both layouts.
+  for (int x = threadIdx.x; x < kGradColumns * 8 * N8; x += 32 * kGradWarps) {
+    const int rank = kTransposed ? x / kGradColumns : x % (8 * N8);
+    const int column = kTransposed ? x % kGradColumns : x / (8 * N8);
+    float sum = 0.f;
+#pragma unroll
+    for (int v = 0; v < kGradWarps; ++v)
+      sum += parts[(v * kGradColumns + column) * Shape::kPartRow + rank];
+    float* grad = kTransposed ? a.grad + static_cast<int64_t>(rank) * a.ldg + place.row + column
+                              : a.grad + static_cast<int64_t>(place.row + column) * a.ldg + rank;
+    *grad = fmaf(a.scale, sum, *grad);
+  }
+}
+
+}  // namespace soup::kernels::cuda::lora
+
+#endif  // SOUP_KERNELS_CUDA_LORA_GRAD_CUH_
