@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace soup::engine {
 
@@ -26,6 +27,8 @@ struct AttentionShare {
   TokenRange forward;
   TokenRange backward;          // within `forward`
   int64_t workspace_limit = 0;  // bytes of one backward call: how many heads it takes
+  int64_t batched =
+      0;  // neighbours of this length, shorter than those ranges', share calls; 0: none
 };
 
 // Of a decoder's attention.
@@ -58,40 +61,68 @@ inline constexpr int64_t kAttentionLibraryMostRows = 1 << 20;
 // A sequence that fills its class runs by a plan without lengths, which is faster.
 inline bool FillsItsClass(int64_t length) { return length == AttentionLengthClass(length); }
 
-// Whether the library's forward is faster than our own for such a sequence.
-inline bool LibraryTakesForward(int64_t length, const TokenRange& range) {
-  constexpr int64_t kLeastUnfilled = 3072;
+// Neighbouring sequences of an item that one call may take: all of one length.
+struct AttentionCall {
+  int64_t first = 0;  // sequence
+  int64_t count = 0;  // a power of two
+  int64_t length = 0;
+};
+
+// An item's sequences in blocks: of the neighbours that have `batched` tokens as many as a power of
+// two allows, the largest first; all others alone. cu_seqlens [sequences + 1].
+std::vector<AttentionCall> AttentionCalls(const int32_t* cu_seqlens, int64_t sequences,
+                                          int64_t batched);
+
+// Whether the library's forward is faster than our own for such a block.
+inline bool LibraryTakesForward(int64_t length, const TokenRange& range, int64_t count = 1) {
+  constexpr int64_t kLeastUnfilled = 3072, kLeastTokens = 2048;
+  if (count > 1) return range.most > 0 && count * length >= kLeastTokens;
   return range.holds(length) && (FillsItsClass(length) || length > kLeastUnfilled);
 }
 
-// Key-value heads of one backward call over a sequence of `length` tokens: as many as the limit
-// holds, all calls alike. 0: our own kernel's, because not one fits or a call would have too little
-// work: the library's rate rises with the query heads of a call times its square.
-inline int64_t AttentionGroups(int64_t length, const AttentionWidths& w, int64_t limit) {
-  constexpr int64_t kLeastWork = 1 << 27, kLeastUnfilledWork = 1 << 29;
+// Key-value heads of one backward call over `count` sequences of `length` tokens: as many as the
+// limit holds, all calls alike. 0: our own kernel's, because not one fits or a call would have too
+// little work: the library's rate rises with the query heads of a call times the squares of its
+// lengths.
+inline int64_t AttentionGroups(int64_t length, const AttentionWidths& w, int64_t limit,
+                               int64_t count = 1) {
+  constexpr int64_t kLeastWork = 1 << 27, kLeastUnfilledWork = 1 << 29, kLeastBlockWork = 1 << 26;
+  const int64_t least = count > 1               ? kLeastBlockWork
+                        : FillsItsClass(length) ? kLeastWork
+                                                : kLeastUnfilledWork;
   const int64_t length_class = AttentionLengthClass(length);
-  int64_t groups = std::min(w.kv_heads, limit / AttentionGroupBytes(length_class, w));
+  int64_t groups = std::min(w.kv_heads, limit / (count * AttentionGroupBytes(length_class, w)));
   while (groups > 1 && w.kv_heads % groups != 0) --groups;
-  const int64_t work = groups * (w.heads / w.kv_heads) * length_class * length_class;
-  return work < (FillsItsClass(length) ? kLeastWork : kLeastUnfilledWork) ? 0 : groups;
+  const int64_t work = groups * (w.heads / w.kv_heads) * count * length_class * length_class;
+  return work < least ? 0 : groups;
 }
 
-// Bytes of the workspace of an item of so many tokens: the most that any of its sequences can take.
-inline int64_t AttentionWorkspaceBytes(int64_t tokens, const AttentionWidths& w,
-                                       const AttentionShare& share) {
-  if (share.workspace_limit == 0 || tokens < share.backward.least) return 0;
-  const int64_t last = AttentionLengthClass(std::min(tokens, share.backward.most));
-  int64_t most = 0;
-  for (int64_t c = AttentionLengthClass(share.backward.least); c <= last;
-       c = AttentionLengthClass(c + 1)) {
-    most = std::max(most, AttentionGroups(c, w, share.workspace_limit) * AttentionGroupBytes(c, w));
-  }
-  return most;
+// Whether a backward call takes such a block, which then has AttentionGroups key-value heads.
+inline bool LibraryTakesBackward(int64_t length, const TokenRange& range, const AttentionWidths& w,
+                                 int64_t limit, int64_t count = 1) {
+  return range.most > 0 && (count > 1 || range.holds(length)) &&
+         AttentionGroups(length, w, limit, count) > 0;
 }
+
+// Bytes of workspace of a backward call over such a block.
+inline int64_t AttentionCallBytes(int64_t length, const AttentionWidths& w, int64_t limit,
+                                  int64_t count = 1) {
+  return AttentionGroups(length, w, limit, count) * count *
+         AttentionGroupBytes(AttentionLengthClass(length), w);
+}
+
+// Bytes of the workspace of an item of so many tokens: the most that any of its blocks can take.
+int64_t AttentionWorkspaceBytes(int64_t tokens, const AttentionWidths& w,
+                                const AttentionShare& share);
+
+// The length whose sequences share calls in a job with these: one that fills its class, is too
+// short for a call of its own, and has at least half of all tokens; 0: none. Plans are made for
+// each number of sequences, therefore only one length has them.
+int64_t BatchedAttentionLength(const std::vector<int32_t>& lengths);
 
 // The share of `library` in a job whose items have at most `item_tokens` tokens: a function of the
-// job and the machine, never of a budget. Empty where our own kernels are as fast, or where nothing
-// of the library's is known (head dimensions other than 128).
+// job and the machine, never of a budget. `batched` is not chosen here. Empty where our own kernels
+// are as fast, or where nothing of the library's is known (head dimensions other than 128).
 AttentionShare ChooseAttentionShare(const std::string& library, int64_t device_memory_bytes,
                                     int64_t item_tokens, const AttentionWidths& w);
 

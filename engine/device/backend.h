@@ -45,7 +45,7 @@ struct AttentionScratch {
   int64_t most_split = 1;
 };
 
-// Sequences of one length class, as an attention library must be ready for them. `groups`:
+// Sequences of one length class, as many a call, as an attention library must be ready for them. `groups`:
 // key-value heads a backward call, 0: forward only; `workspace_bytes`: what the plan gives such a
 // call.
 struct AttentionPreparation {
@@ -54,6 +54,7 @@ struct AttentionPreparation {
   int64_t heads = 0, kv_heads = 0, head_dim = 0, row_stride = 0;
   int64_t groups = 0;
   int64_t workspace_bytes = 0;
+  int64_t sequences = 1;  // a call
 };
 
 // Sums since the backend was made (a pass's share is a difference of two readings), and what it

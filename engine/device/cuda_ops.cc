@@ -34,40 +34,53 @@ cuda::AttentionVariant Variant(const Args& a) {
   return variant;
 }
 
-// Which sequences the library takes; empty: none.
+// What the library takes of an item's sequences.
+struct LibraryPart {
+  std::vector<AttentionCall> blocks;
+  std::vector<uint8_t> taken;  // of each sequence; empty: none
+};
 template <typename Args>
-std::vector<uint8_t> Taken(const Args& a, bool backward) {
-  std::vector<uint8_t> taken;
+LibraryPart PartOfLibrary(const Args& a, bool backward) {
+  LibraryPart part;
   const TokenRange range = {a.library.least_tokens, a.library.most_tokens};
+  if (range.most == 0) return part;
   const AttentionWidths widths = {a.Hq, a.Hkv, a.D};
-  for (int64_t s = 0; s < a.S; ++s) {
-    const int64_t length = a.cu_seqlens[s + 1] - a.cu_seqlens[s];
-    const bool takes = backward ? range.holds(length) &&
-                                      AttentionGroups(length, widths, a.library.workspace_limit) > 0
-                                : LibraryTakesForward(length, range);
+  for (const AttentionCall& b : AttentionCalls(a.cu_seqlens, a.S, a.library.batched)) {
+    const bool takes =
+        backward ? LibraryTakesBackward(b.length, range, widths, a.library.workspace_limit, b.count)
+                 : LibraryTakesForward(b.length, range, b.count);
     if (!takes) continue;
-    taken.resize(static_cast<size_t>(a.S));
-    taken[static_cast<size_t>(s)] = 1;
+    part.blocks.push_back(b);
+    part.taken.resize(static_cast<size_t>(a.S));
+    std::fill_n(part.taken.begin() + b.first, b.count, uint8_t{1});
   }
-  return taken;
+  return part;
 }
 
 template <typename Args>
-cuda::CudnnSequence SequenceOf(const Args& a, size_t s) {
-  return {a.cu_seqlens[s], a.cu_seqlens[s + 1] - a.cu_seqlens[s]};
+cuda::CudnnSequence FirstOf(const Args& a, const AttentionCall& b) {
+  return {a.cu_seqlens[b.first], b.length};
 }
 
-cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionForwardArgs& a, int64_t length) {
-  return {AttentionLengthClass(length), FillsItsClass(length), a.Hq, a.Hkv, a.D, a.row_stride};
-}
-cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionBackwardArgs& a, int64_t length) {
-  return {AttentionLengthClass(length),
-          FillsItsClass(length),
+cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionForwardArgs& a, const AttentionCall& b) {
+  return {AttentionLengthClass(b.length),
+          FillsItsClass(b.length),
           a.Hq,
           a.Hkv,
           a.D,
           a.row_stride,
-          AttentionGroups(length, {a.Hq, a.Hkv, a.D}, a.library.workspace_limit)};
+          /*groups=*/0,
+          b.count};
+}
+cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionBackwardArgs& a, const AttentionCall& b) {
+  return {AttentionLengthClass(b.length),
+          FillsItsClass(b.length),
+          a.Hq,
+          a.Hkv,
+          a.D,
+          a.row_stride,
+          AttentionGroups(b.length, {a.Hq, a.Hkv, a.D}, a.library.workspace_limit, b.count),
+          b.count};
 }
 
 }  // namespace
@@ -126,18 +139,16 @@ void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
     return Told(cuda::AttentionF32Forward(a, Variant(a), *found, compute_.get()),
                 "AttentionForward");
   }
-  const std::vector<uint8_t> taken = Taken(a, /*backward=*/false);
-  const auto tiles =
-      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, taken, compute_.get());
+  const LibraryPart part = PartOfLibrary(a, /*backward=*/false);
+  const auto tiles = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, part.taken,
+                                 compute_.get());
   if (!Keep(tiles.status()).ok()) return;
   // Our own first: it clears the tail.
   Told(cuda::AttentionForward(a, Variant(a), *tiles, attention_, compute_.get()),
        "AttentionForward");
-  for (size_t s = 0; s < taken.size(); ++s) {
-    if (taken[s] == 0) continue;
-    const cuda::CudnnSequence sequence = SequenceOf(a, s);
+  for (const AttentionCall& block : part.blocks) {
     ByLibrary(cudnn_ == nullptr ? cudaErrorNotReady
-                                : cudnn_->Forward(a, ShapeOf(a, sequence.length), sequence),
+                                : cudnn_->Forward(a, ShapeOf(a, block), FirstOf(a, block)),
               "AttentionForward");
   }
 }
@@ -150,9 +161,9 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
     return Told(cuda::AttentionF32Backward(a, Variant(a), *found_f32, compute_.get()),
                 "AttentionBackward");
   }
-  const std::vector<uint8_t> taken = Taken(a, /*backward=*/true);
-  const auto found =
-      tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, taken, compute_.get());
+  const LibraryPart part = PartOfLibrary(a, /*backward=*/true);
+  const auto found = tiles_.Find(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, part.taken,
+                                 compute_.get());
   if (!Keep(found.status()).ok()) return;
   cuda::AttentionTiles tiles = *found;
   const int64_t group = a.Hq / a.Hkv;
@@ -164,13 +175,10 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
   // Our own first: it clears the tail, and where heads are split it writes all rows of dk and dv.
   Told(cuda::AttentionBackward(a, Variant(a), tiles, attention_, compute_.get()),
        "AttentionBackward");
-  for (size_t s = 0; s < taken.size(); ++s) {
-    if (taken[s] == 0) continue;
-    const cuda::CudnnSequence sequence = SequenceOf(a, s);
-    const cuda::CudnnAttentionShape shape = ShapeOf(a, sequence.length);
+  for (const AttentionCall& block : part.blocks) {
     ByLibrary(cudnn_ == nullptr ? cudaErrorNotReady
-                                : cudnn_->Backward(a, shape, sequence, a.library.workspace,
-                                                   a.library.workspace_bytes),
+                                : cudnn_->Backward(a, ShapeOf(a, block), FirstOf(a, block),
+                                                   a.library.workspace, a.library.workspace_bytes),
               "AttentionBackward");
   }
 }
@@ -196,20 +204,20 @@ absl::Status CudaOps::PrepareAttention(absl::string_view library,
   for (const AttentionPreparation& p : sequences) {
     int64_t workspace = 0;
     std::string error;
-    if (!cudnn_->Prepare(
-            {p.length_class, p.exact, p.heads, p.kv_heads, p.head_dim, p.row_stride, p.groups},
-            &workspace, &error)) {
-      return absl::InternalError(absl::StrCat(library, " refuses attention over ", p.length_class,
-                                              " tokens, ", p.heads, "/", p.kv_heads, " heads of ",
-                                              p.head_dim, ": ", error,
+    if (!cudnn_->Prepare({p.length_class, p.exact, p.heads, p.kv_heads, p.head_dim, p.row_stride,
+                          p.groups, p.sequences},
+                         &workspace, &error)) {
+      return absl::InternalError(absl::StrCat(library, " refuses attention over ", p.sequences,
+                                              " x ", p.length_class, " tokens, ", p.heads, "/",
+                                              p.kv_heads, " heads of ", p.head_dim, ": ", error,
                                               "; without it on the library path jobs are planned "
                                               "for our own kernels"));
     }
     if (workspace > p.workspace_bytes) {
       return absl::InternalError(
           absl::StrCat(library, " wants a workspace of ", workspace, " bytes for attention over ",
-                       p.length_class, " tokens, ", p.groups, " of ", p.kv_heads,
-                       " key-value heads; the plan gives ", p.workspace_bytes));
+                       p.sequences, " x ", p.length_class, " tokens, ", p.groups, " of ",
+                       p.kv_heads, " key-value heads; the plan gives ", p.workspace_bytes));
     }
   }
   return absl::OkStatus();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -477,25 +478,42 @@ absl::StatusOr<bool> Measurer::MakeAttention(int64_t tokens, AttentionCase& c) {
 // As a job of such sequences would run. False: the workspace does not fit into the room left.
 absl::StatusOr<bool> Measurer::UseLibrary(int64_t tokens, AttentionCase& c) {
   const AttentionWidths widths = {w_.heads, w_.kv_heads, w_.head_dim};
-  const AttentionShare share = ChooseAttentionShare(profile_.attention_library,
-                                                    profile_.device_memory_bytes, tokens, widths);
-  if (!LibraryTakesForward(tokens, share.forward)) return true;
-  AttentionPreparation p;
-  p.length_class = AttentionLengthClass(tokens);
-  p.exact = FillsItsClass(tokens);
-  p.heads = w_.heads;
-  p.kv_heads = w_.kv_heads;
-  p.head_dim = w_.head_dim;
-  p.row_stride = nq();
-  if (share.backward.holds(tokens)) {
-    p.groups = AttentionGroups(tokens, widths, share.workspace_limit);
-    p.workspace_bytes = p.groups * AttentionGroupBytes(p.length_class, widths);
+  AttentionShare share = ChooseAttentionShare(
+      profile_.attention_library, profile_.device_memory_bytes, c.forward.S * tokens, widths);
+  share.batched = BatchedAttentionLength({static_cast<int32_t>(tokens)});
+  std::map<int64_t, AttentionPreparation> calls;  // by the number of sequences
+  int64_t workspace = 0;
+  for (const AttentionCall& block : AttentionCalls(c.cu.data(), c.forward.S, share.batched)) {
+    if (!LibraryTakesForward(tokens, share.forward, block.count)) continue;
+    AttentionPreparation p;
+    p.length_class = AttentionLengthClass(tokens);
+    p.exact = FillsItsClass(tokens);
+    p.heads = w_.heads;
+    p.kv_heads = w_.kv_heads;
+    p.head_dim = w_.head_dim;
+    p.row_stride = nq();
+    p.sequences = block.count;
+    if (LibraryTakesBackward(tokens, share.backward, widths, share.workspace_limit, block.count)) {
+      p.groups = AttentionGroups(tokens, widths, share.workspace_limit, block.count);
+      p.workspace_bytes = AttentionCallBytes(tokens, widths, share.workspace_limit, block.count);
+    }
+    workspace = std::max(workspace, p.workspace_bytes);
+    calls.emplace(block.count, p);
   }
-  if (!room_->Fits(p.workspace_bytes)) return false;
-  SOUP_RETURN_IF_ERROR(backend_.PrepareAttention(share.library, {&p, 1}));
-  c.forward.library = {share.forward.least, share.forward.most};
-  c.backward.library = {share.backward.least, share.backward.most, share.workspace_limit,
-                        room_->Take(p.workspace_bytes), p.workspace_bytes};
+  if (calls.empty()) return true;
+  if (!room_->Fits(workspace)) return false;
+  std::vector<AttentionPreparation> preparations;
+  for (const auto& [count, p] : calls) preparations.push_back(p);
+  SOUP_RETURN_IF_ERROR(backend_.PrepareAttention(share.library, preparations));
+  c.forward.library = {.least_tokens = share.forward.least,
+                       .most_tokens = share.forward.most,
+                       .batched = share.batched};
+  c.backward.library = {.least_tokens = share.backward.least,
+                        .most_tokens = share.backward.most,
+                        .workspace_limit = share.workspace_limit,
+                        .workspace = room_->Take(workspace),
+                        .workspace_bytes = workspace,
+                        .batched = share.batched};
   return true;
 }
 
@@ -586,7 +604,7 @@ absl::Status CheckAttentionLibrary(Backend* backend, MachineProfile* profile) {
   p.head_dim = widths.head_dim;
   p.row_stride = (widths.heads + 2 * widths.kv_heads) * widths.head_dim;
   p.groups = AttentionGroups(kTokens, widths, share.workspace_limit);
-  p.workspace_bytes = p.groups * AttentionGroupBytes(p.length_class, widths);
+  p.workspace_bytes = AttentionCallBytes(kTokens, widths, share.workspace_limit);
   const absl::Status prepared =
       backend->PrepareAttention(profile->attention_library, absl::MakeConstSpan(&p, 1));
   SOUP_RETURN_IF_ERROR(backend->status());

@@ -80,16 +80,20 @@ int64_t Longest(const JobShape& shape) {
 }
 
 constexpr char kOwnAttention[] = "own";
+// Written only where sequences share calls: older records have no such key.
+constexpr char kBatched[] = "attention_batched";
 // Written only where activations are not the backend's own type: older records have no such key.
 constexpr char kActivations[] = "activations";
 constexpr char kF32Activations[] = "f32";
 
 nlohmann::json AttentionToJson(const AttentionShare& a) {
   const auto range = [](const TokenRange& r) { return std::vector<int64_t>{r.least, r.most}; };
-  return {{"attention", a.library.empty() ? std::string(kOwnAttention) : a.library},
-          {"attention_forward", range(a.forward)},
-          {"attention_backward", range(a.backward)},
-          {"attention_workspace", a.workspace_limit}};
+  nlohmann::json j = {{"attention", a.library.empty() ? std::string(kOwnAttention) : a.library},
+                      {"attention_forward", range(a.forward)},
+                      {"attention_backward", range(a.backward)},
+                      {"attention_workspace", a.workspace_limit}};
+  if (a.batched != 0) j[kBatched] = a.batched;
+  return j;
 }
 
 // Throws what the JSON library throws.
@@ -104,6 +108,7 @@ AttentionShare AttentionFromJson(const nlohmann::json& j) {
   a.forward = range("attention_forward");
   a.backward = range("attention_backward");
   a.workspace_limit = j.at("attention_workspace").get<int64_t>();
+  a.batched = j.value(kBatched, int64_t{0});
   return a;
 }
 
@@ -113,7 +118,10 @@ bool Sane(const AttentionShare& a) {
   const auto ascends = [&none](const TokenRange& r) {
     return r == none || (r.least > 0 && r.most >= r.least);
   };
-  if (a.library.empty()) return a.forward == none && a.backward == none && a.workspace_limit == 0;
+  if (a.library.empty()) {
+    return a.forward == none && a.backward == none && a.workspace_limit == 0 && a.batched == 0;
+  }
+  if (a.batched < 0 || (a.batched > 0 && !FillsItsClass(a.batched))) return false;
   if (a.forward == none || !ascends(a.forward) || !ascends(a.backward)) return false;
   if (a.backward == none) return a.workspace_limit == 0;
   return a.workspace_limit > 0 && a.forward.holds(a.backward.least) &&
@@ -135,17 +143,30 @@ AttentionShare ChooseAttention(const JobShape& shape, const MachineProfile& prof
       ChooseAttentionShare(profile.attention_library, profile.device_memory_bytes, item_tokens,
                            AttentionWidthsOf(shape.model));
   const AttentionWidths widths = AttentionWidthsOf(shape.model);
-  const auto forward = [&](int32_t n) { return LibraryTakesForward(n, share.forward); };
   const auto any = [&](const std::vector<int32_t>& lengths) {
-    return std::any_of(lengths.begin(), lengths.end(), forward);
+    return std::any_of(lengths.begin(), lengths.end(),
+                       [&](int32_t n) { return LibraryTakesForward(n, share.forward); });
   };
-  if (!any(shape.lengths) && !any(shape.validation_lengths)) return AttentionShare();
+  if (item_tokens * widths.heads <= kAttentionLibraryMostRows) {
+    share.batched = BatchedAttentionLength(shape.lengths);
+  }
+  // A call's: as many as there are and as fill an item.
+  const auto have = std::count(shape.lengths.begin(), shape.lengths.end(), share.batched);
+  int64_t most = 1;
+  while (most * 2 <= have && most * 2 * share.batched <= item_tokens) most *= 2;
+  if (!LibraryTakesForward(share.batched, share.forward, most)) share.batched = 0;
+  if (share.batched == 0 && !any(shape.lengths) && !any(shape.validation_lengths)) {
+    return AttentionShare();
+  }
   // The limit becomes what the job's own records take under it: other lengths need no room.
   int64_t taken = 0;
   for (const int32_t n : shape.lengths) {
     if (!share.backward.holds(n)) continue;
-    taken = std::max(taken, AttentionGroups(n, widths, share.workspace_limit) *
-                                AttentionGroupBytes(AttentionLengthClass(n), widths));
+    taken = std::max(taken, AttentionCallBytes(n, widths, share.workspace_limit));
+  }
+  for (int64_t count = 2; share.batched > 0 && count <= most; count *= 2) {
+    taken =
+        std::max(taken, AttentionCallBytes(share.batched, widths, share.workspace_limit, count));
   }
   share.workspace_limit = taken;
   if (taken == 0) share.backward = TokenRange();
@@ -201,7 +222,8 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
                                                    j[kActivations].dump(), ", known: \"",
                                                    kF32Activations, "\""));
   }
-  if (j.size() != keys.size() + (activations ? 1 : 0)) {
+  const bool batched = cuda && j.contains(kBatched);
+  if (j.size() != keys.size() + (activations ? 1 : 0) + (batched ? 1 : 0)) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: an unknown key in ", text));
   }
   NumericPlan plan;

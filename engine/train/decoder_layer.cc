@@ -349,6 +349,7 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   args.soft_cap = static_cast<float>(m.attention_soft_cap);
   args.library.least_tokens = item.attention.forward.least;
   args.library.most_tokens = item.attention.forward.most;
+  args.library.batched = item.attention.batched;
   env_.backend->AttentionForward(args);
 }
 

@@ -261,6 +261,7 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   }
   args.library.least_tokens = item.attention.backward.least;
   args.library.most_tokens = item.attention.backward.most;
+  args.library.batched = item.attention.batched;
   args.library.workspace_limit = item.attention.workspace_limit;
   args.library.workspace = scratch_.attention_library;
   args.library.workspace_bytes = item.attention_workspace;

@@ -26,19 +26,25 @@ absl::Status Trainer::Rep::PrepareAttention(const JobSetup& setup) {
   add(setup.shape.lengths);
   add(setup.shape.validation_lengths);
   std::vector<AttentionPreparation> sequences;
-  for (const auto& [kind, length] : kinds) {
+  const auto prepare = [&](int64_t length, int64_t count) {
     AttentionPreparation p;
-    p.length_class = kind.first;
-    p.exact = kind.second;
+    p.length_class = AttentionLengthClass(length);
+    p.exact = FillsItsClass(length);
+    p.sequences = count;
     p.heads = m.heads;
     p.kv_heads = m.kv_heads;
     p.head_dim = m.head_dim;
     p.row_stride = m.qkv_width();
-    if (share.backward.holds(length)) {
-      p.groups = AttentionGroups(length, widths, share.workspace_limit);
-      p.workspace_bytes = p.groups * AttentionGroupBytes(p.length_class, widths);
+    if (LibraryTakesBackward(length, share.backward, widths, share.workspace_limit, count)) {
+      p.groups = AttentionGroups(length, widths, share.workspace_limit, count);
+      p.workspace_bytes = AttentionCallBytes(length, widths, share.workspace_limit, count);
     }
     sequences.push_back(p);
+  };
+  for (const auto& [kind, length] : kinds) prepare(length, 1);
+  const int64_t most = setup.numeric.buckets.back();
+  for (int64_t count = 2; share.batched > 0 && count * share.batched <= most; count *= 2) {
+    if (LibraryTakesForward(share.batched, share.forward, count)) prepare(share.batched, count);
   }
   return backend->PrepareAttention(share.library, sequences);
 }

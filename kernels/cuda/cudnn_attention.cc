@@ -29,7 +29,8 @@ struct Plan {
   std::vector<int64_t> ids;
 };
 
-// Tensors of one call: `hq` query heads on `hk` key-value heads, sequences of at most `s` tokens.
+// Tensors of one call: `n` sequences of at most `s` tokens, `hq` query heads on `hk` key-value
+// heads.
 class AttentionGraph {
  public:
   AttentionGraph(const CudnnLibrary* api, cudnnHandle_t handle, const CudnnAttentionShape& shape,
@@ -37,6 +38,8 @@ class AttentionGraph {
       : graph_(api, handle),
         hk_(hk),
         hq_(hk * (shape.Hq / shape.Hkv)),
+        hq_all_(shape.Hq),
+        n_(shape.sequences),
         s_(shape.length_class),
         d_(shape.D),
         qkv_(shape.row_stride),
@@ -54,7 +57,7 @@ class AttentionGraph {
     const CudnnTensor masked = Bound(graph_.Scalar());
     const CudnnTensor q = Rows(hq_, qkv_, OffsetsQkv()), kt = RowsTransposed(qkv_);
     const CudnnTensor v = Rows(hk_, qkv_, OffsetsQkv()), out = Rows(hq_, out_, OffsetsOut());
-    const CudnnTensor lse = Bound(graph_.Real(RowDims(), CUDNN_DATA_FLOAT));
+    const CudnnTensor lse = Bound(graph_.Real(RowDims(hq_all_), CUDNN_DATA_FLOAT));
     CudnnTensor scores = Scores(q, kt, scale, masked, /*zero_padding=*/true);
     const CudnnTensor most = Row(), sum = Row(), log = Row();
     const CudnnTensor shifted = Square(), e = Square(), p = Square(CUDNN_DATA_BFLOAT16);
@@ -77,7 +80,7 @@ class AttentionGraph {
     const CudnnTensor q = Rows(hq_, qkv_, OffsetsQkv()), kt = RowsTransposed(qkv_);
     const CudnnTensor vt = RowsTransposed(qkv_), out = Rows(hq_, out_, OffsetsOut());
     const CudnnTensor dout = Rows(hq_, out_, OffsetsOut());
-    const CudnnTensor lse = Bound(graph_.Real(RowDims(), CUDNN_DATA_FLOAT));
+    const CudnnTensor lse = Bound(graph_.Real(RowDims(hq_all_), CUDNN_DATA_FLOAT));
     const CudnnTensor dq = Rows(hq_, qkv_, OffsetsQkv()), dk = Rows(hk_, qkv_, OffsetsQkv());
     const CudnnTensor dv = Rows(hk_, qkv_, OffsetsQkv());
 
@@ -126,21 +129,22 @@ class AttentionGraph {
   CudnnTensor Offsets() {
     return Bound(graph_.Real({{2, 1, 1, 1}, {1, 1, 1, 1}}, CUDNN_DATA_INT32));
   }
-  // [1, heads, s, d] in rows of `stride` elements; transposed: [1, hk, d, s].
+  // [n, heads, s, d] in rows of `stride` elements; transposed: [n, hk, d, s].
   Dims RowsDims(int64_t heads, int64_t stride) const {
-    return {{1, heads, s_, d_}, {s_ * stride, d_, stride, 1}};
+    return {{n_, heads, s_, d_}, {s_ * stride, d_, stride, 1}};
   }
   CudnnTensor Rows(int64_t heads, int64_t stride, const CudnnTensor* offsets) {
     return Bound(graph_.Real(RowsDims(heads, stride), CUDNN_DATA_BFLOAT16, offsets));
   }
   CudnnTensor RowsTransposed(int64_t stride) {
-    return Bound(graph_.Real({{1, hk_, d_, s_}, {s_ * stride, d_, 1, stride}}, CUDNN_DATA_BFLOAT16,
+    return Bound(graph_.Real({{n_, hk_, d_, s_}, {s_ * stride, d_, 1, stride}}, CUDNN_DATA_BFLOAT16,
                              OffsetsQkv()));
   }
-  Dims RowDims() const { return {{1, hq_, s_, 1}, {hq_ * s_, s_, 1, 1}}; }
-  CudnnTensor Row() { return graph_.Virtual(RowDims(), CUDNN_DATA_FLOAT); }
+  // Of each row one number; `held`: heads of a sequence in memory, of which the call sees hq.
+  Dims RowDims(int64_t held) const { return {{n_, hq_, s_, 1}, {held * s_, s_, 1, 1}}; }
+  CudnnTensor Row() { return graph_.Virtual(RowDims(hq_), CUDNN_DATA_FLOAT); }
   CudnnTensor Square(cudnnDataType_t type = CUDNN_DATA_FLOAT) {
-    return graph_.Virtual({{1, hq_, s_, s_}, {hq_ * s_ * s_, s_ * s_, s_, 1}}, type);
+    return graph_.Virtual({{n_, hq_, s_, s_}, {hq_ * s_ * s_, s_ * s_, s_, 1}}, type);
   }
   CudnnTensor Index(const CudnnTensor& like, int64_t axis) {
     const CudnnTensor index = Square(CUDNN_DATA_INT32);
@@ -177,18 +181,18 @@ class AttentionGraph {
   }
   CudnnTensor Transposed(const CudnnTensor& x) {
     const CudnnTensor t =
-        graph_.Virtual({{1, hq_, s_, s_}, {hq_ * s_ * s_, s_ * s_, 1, s_}}, CUDNN_DATA_BFLOAT16);
+        graph_.Virtual({{n_, hq_, s_, s_}, {hq_ * s_ * s_, s_ * s_, 1, s_}}, CUDNN_DATA_BFLOAT16);
     graph_.Reshape(x, t);
     return t;
   }
-  // y [1, hk, s, d] = xt [1, hq, s, s] times rows, query heads of one key-value head summed.
+  // y [n, hk, s, d] = xt [n, hq, s, s] times rows, query heads of one key-value head summed.
   void OverHeads(const CudnnTensor& xt, const CudnnTensor& rows, const CudnnTensor& y) {
     if (hq_ == hk_) {
       graph_.Product(xt, rows, y, Length(), nullptr, Length());
       return;
     }
     const CudnnTensor each =
-        graph_.Virtual({{1, hq_, s_, d_}, {hq_ * s_ * d_, s_ * d_, d_, 1}}, CUDNN_DATA_BFLOAT16);
+        graph_.Virtual({{n_, hq_, s_, d_}, {hq_ * s_ * d_, s_ * d_, d_, 1}}, CUDNN_DATA_BFLOAT16);
     graph_.Product(xt, rows, each, Length(), nullptr, Length());
     graph_.Reduce(CUDNN_REDUCE_TENSOR_ADD, each, y);
   }
@@ -198,7 +202,7 @@ class AttentionGraph {
   }
 
   CudnnGraph graph_;
-  const int64_t hk_, hq_, s_, d_, qkv_, out_;
+  const int64_t hk_, hq_, hq_all_, n_, s_, d_, qkv_, out_;
   const bool exact_;
   CudnnTensor offsets_qkv_, offsets_out_, length_;
   std::vector<int64_t> ids_;
@@ -237,7 +241,11 @@ class Library final : public CudnnAttention {
 
   bool Prepare(const CudnnAttentionShape& shape, int64_t* workspace_bytes,
                std::string* error) override {
-    if (ScratchBytes(shape.Hq * shape.length_class) > scratch_bytes_) {
+    if (shape.sequences < 1 || (shape.sequences > 1 && !shape.exact)) {
+      *error = std::to_string(shape.sequences) + " sequences a call that do not fill their class";
+      return false;
+    }
+    if (ScratchBytes(shape.sequences * shape.Hq * shape.length_class) > scratch_bytes_) {
       *error = "more rows of heads than the scratch holds";
       return false;
     }
@@ -263,6 +271,7 @@ class Library final : public CudnnAttention {
                       const CudnnSequence& s) override {
     const Plan* plan = Find(shape, true);
     if (plan == nullptr) return cudaErrorNotReady;
+    if (!Takes(a, s)) return cudaErrorInvalidValue;
     cudaError_t status = WriteLengths(shape, s);
     if (status != cudaSuccess) return status;
     float scale = a.scale, masked = kMasked;
@@ -272,19 +281,20 @@ class Library final : public CudnnAttention {
                   Bf16(a.out, s.first * shape.Hq * shape.D), rows()},
                  forward_workspace(shape));
     if (status != cudaSuccess) return status;
-    return CopyRows(a.lse + s.first, a.T, rows(), shape.length_class, shape.Hq, s.length);
+    return StatisticsFromLibrary(Statistics(a.lse, a.T, shape, s), stream_);
   }
 
   cudaError_t Backward(const AttentionBackwardArgs& a, const CudnnAttentionShape& shape,
                        const CudnnSequence& s, void* workspace, int64_t workspace_bytes) override {
     const Plan* plan = Find(shape, false);
     if (plan == nullptr) return cudaErrorNotReady;
-    if (plan->workspace_bytes > workspace_bytes || a.grad_row_stride != a.row_stride) {
+    if (!Takes(a, s) || plan->workspace_bytes > workspace_bytes ||
+        a.grad_row_stride != a.row_stride) {
       return cudaErrorInvalidValue;
     }
     cudaError_t status = WriteLengths(shape, s);
     if (status != cudaSuccess) return status;
-    status = CopyRows(rows(), shape.length_class, a.lse + s.first, a.T, shape.Hq, s.length);
+    status = StatisticsToLibrary(Statistics(const_cast<float*>(a.lse), a.T, shape, s), stream_);
     if (status != cudaSuccess) return status;
     float scale = a.scale, masked = kMasked, one = 1.f;
     const int64_t per_kv = shape.Hq / shape.Hkv;
@@ -305,11 +315,12 @@ class Library final : public CudnnAttention {
   const std::string& last_error() const override { return last_error_; }
 
  private:
-  using Key = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+  using Key = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
   static Key KeyOf(const CudnnAttentionShape& s, bool forward) {
-    return {forward, s.exact, s.length_class, s.Hq,
-            s.Hkv,   s.D,     s.row_stride,   forward ? s.Hkv : s.groups};
+    return {forward,    s.exact, s.length_class, s.Hq,
+            s.Hkv,      s.D,     s.row_stride,   forward ? s.Hkv : s.groups,
+            s.sequences};
   }
   const Plan* Find(const CudnnAttentionShape& shape, bool forward) const {
     const auto it = plans_.find(KeyOf(shape, forward));
@@ -327,10 +338,18 @@ class Library final : public CudnnAttention {
   static void* Bf16(const void* base, int64_t elements) {
     return static_cast<char*>(const_cast<void*>(base)) + elements * 2;
   }
-  // Scratch: offsets and length, [Hq, class] of lse, the forward's workspace.
+  // Scratch: offsets and length, [sequences, Hq, class] of lse, the forward's workspace.
   float* rows() const { return reinterpret_cast<float*>(scratch_ + kLengthBytes); }
   void* forward_workspace(const CudnnAttentionShape& s) const {
-    return scratch_ + kLengthBytes + RoundUp256(s.Hq * s.length_class * 4);
+    return scratch_ + kLengthBytes + RoundUp256(s.sequences * s.Hq * s.length_class * 4);
+  }
+  CudnnStatistics Statistics(float* lse, int64_t T, const CudnnAttentionShape& shape,
+                             const CudnnSequence& s) const {
+    return {lse + s.first, rows(), T, shape.sequences, shape.Hq, s.length, shape.length_class};
+  }
+  template <typename Args>
+  static bool Takes(const Args& a, const CudnnSequence& s) {
+    return (a.window == 0 || a.window >= s.length) && a.soft_cap == 0.f;
   }
 
   cudaError_t WriteLengths(const CudnnAttentionShape& shape, const CudnnSequence& s) {
@@ -340,13 +359,6 @@ class Library final : public CudnnAttention {
     if (shape.exact) return cudaSuccess;
     return WriteCudnnLengths(scratch_, s.length, shape.row_stride, shape.Hq * shape.D, stream_);
   }
-  cudaError_t CopyRows(float* to, int64_t to_stride, const float* from, int64_t from_stride,
-                       int64_t rows, int64_t width) {
-    return cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride) * 4, from,
-                             static_cast<size_t>(from_stride) * 4, static_cast<size_t>(width) * 4,
-                             static_cast<size_t>(rows), cudaMemcpyDeviceToDevice, stream_);
-  }
-
   cudaError_t Run(const CudnnAttentionShape& shape, const Plan& plan, std::vector<void*> pointers,
                   void* workspace) {
     if (!shape.exact) {
@@ -383,8 +395,8 @@ class Library final : public CudnnAttention {
 
 }  // namespace
 
-int64_t CudnnAttention::ScratchBytes(int64_t heads_times_class) {
-  return kLengthBytes + RoundUp256(heads_times_class * 4) + kForwardWorkspaceBytes;
+int64_t CudnnAttention::ScratchBytes(int64_t rows) {
+  return kLengthBytes + RoundUp256(rows * 4) + kForwardWorkspaceBytes;
 }
 
 std::unique_ptr<CudnnAttention> CudnnAttention::Create(void* scratch, int64_t scratch_bytes,

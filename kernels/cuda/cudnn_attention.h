@@ -1,6 +1,7 @@
-// Attention by cuDNN beside our own kernels (attention.h): causal, GQA, one sequence of a packed
-// micro-batch a call, bf16 with fp32 softmax. Same layouts and the same meaning of lse as there, so
-// that an item's sequences can be shared between the two.
+// Attention by cuDNN beside our own kernels (attention.h): causal without window or soft cap, GQA,
+// bf16 with fp32 softmax. A call takes one sequence of a packed micro-batch, or several neighbours
+// of one length. Same layouts and the same meaning of lse as there, so that an item's sequences can
+// be shared between the two.
 //
 // A sequence runs by the plan of its class, a length >= its own; the true length is told on the
 // device (ragged offsets), and neither rows nor columns beyond it are read or written. Where the
@@ -30,9 +31,10 @@ struct CudnnAttentionShape {
   int64_t Hq = 0, Hkv = 0, D = 0;
   int64_t row_stride = 0;  // of q, k, v and of dq, dk, dv
   int64_t groups = 0;      // key-value heads a backward call; divides Hkv
+  int64_t sequences = 1;   // a call, one behind the other; more than one only where `exact`
 };
 
-// Where in a packed micro-batch a sequence lies.
+// Where in a packed micro-batch a sequence, or the first of a call's, lies.
 struct CudnnSequence {
   int64_t first = 0;  // row
   int64_t length = 0;
@@ -40,8 +42,8 @@ struct CudnnSequence {
 
 class CudnnAttention {
  public:
-  // Bytes of Scratch for shapes of at most `heads_times_class` Hq * length_class.
-  static int64_t ScratchBytes(int64_t heads_times_class);
+  // Bytes of Scratch for shapes of at most `rows` sequences * Hq * length_class.
+  static int64_t ScratchBytes(int64_t rows);
 
   // Null, and why in `error`, when there is no library or it refuses the device. `scratch` is
   // device memory, 256-byte aligned, that nothing else on `stream` touches between two ops.
@@ -59,8 +61,8 @@ class CudnnAttention {
                        std::string* error) = 0;
 
   // The args' cu_seqlens and S are not looked at; T is the row length of lse. Errors:
-  // cudaErrorNotReady (a shape that was not prepared), cudaErrorLaunchFailure (the library says no:
-  // last_error()).
+  // cudaErrorNotReady (a shape that was not prepared), cudaErrorInvalidValue (a window within a
+  // sequence, a soft cap), cudaErrorLaunchFailure (the library says no: last_error()).
   virtual cudaError_t Forward(const AttentionForwardArgs& args, const CudnnAttentionShape& shape,
                               const CudnnSequence& sequence) = 0;
   // `workspace`: 256-byte aligned. delta of the args is not used.

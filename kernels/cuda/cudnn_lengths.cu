@@ -14,7 +14,39 @@ __global__ void WriteKernel(int32_t* block, int32_t length, int32_t qkv_end, int
   block[kCudnnLength / 4] = length;
 }
 
+// grid: [ceil(length / block), Hq, sequences].
+template <bool kToLibrary>
+__global__ void StatisticsKernel(const __grid_constant__ CudnnStatistics s) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= s.length) return;
+  const int64_t h = blockIdx.y, sequence = blockIdx.z;
+  float* ours = s.lse + h * s.T + sequence * s.length + i;
+  float* theirs = s.rows + (sequence * s.Hq + h) * s.row_class + i;
+  if (kToLibrary) {
+    *theirs = *ours;
+  } else {
+    *ours = *theirs;
+  }
+}
+
+template <bool kToLibrary>
+cudaError_t CopyStatistics(const CudnnStatistics& s, cudaStream_t stream) {
+  constexpr int kBlock = 256, kMostGrid = 65535;
+  if (s.Hq > kMostGrid || s.sequences > kMostGrid) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>((s.length + kBlock - 1) / kBlock),
+                  static_cast<unsigned>(s.Hq), static_cast<unsigned>(s.sequences));
+  StatisticsKernel<kToLibrary><<<grid, kBlock, 0, stream>>>(s);
+  return cudaGetLastError();
+}
+
 }  // namespace
+
+cudaError_t StatisticsToLibrary(const CudnnStatistics& s, cudaStream_t stream) {
+  return CopyStatistics<true>(s, stream);
+}
+cudaError_t StatisticsFromLibrary(const CudnnStatistics& s, cudaStream_t stream) {
+  return CopyStatistics<false>(s, stream);
+}
 
 cudaError_t WriteCudnnLengths(void* block, int64_t length, int64_t row_stride, int64_t out_stride,
                               cudaStream_t stream) {

@@ -13,6 +13,11 @@ namespace {
 
 constexpr float kHopeless = 1.3f;  // slower than the fastest by this in one run: not timed further
 constexpr float kTie = 1.01f;      // a difference that another run would not show again
+// A product that runs for so long, and its like around it, draws all the power that the card may:
+// its clock then follows from what each algorithm draws, which a short timing does not see. There
+// the library's order has been the better guide (docs/NUMERICS.md, "GEMM algorithms").
+constexpr float kPowerBoundMs = 0.1f;
+constexpr float kPowerTie = 1.08f;
 constexpr float kRoundsMs = 12.f;  // how long the contenders are timed
 constexpr int kLeastRounds = 3, kMostRounds = 9;
 constexpr float kShortMs = 0.05f;       // what is shorter runs several times a timing
@@ -114,7 +119,8 @@ class Tuner {
   // The first, in the library's order, that is as fast as the fastest and repeats its bits.
   cudaError_t Choose(cublasLtMatmulAlgo_t* out) {
     while (!contenders_.empty()) {
-      const float limit = Fastest() * kTie;
+      const float fastest = Fastest();
+      const float limit = fastest * (fastest < kPowerBoundMs ? kTie : kPowerTie);
       const auto best = std::find_if(contenders_.begin(), contenders_.end(),
                                      [limit](const Contender& c) { return c.ms <= limit; });
       bool repeats = false;

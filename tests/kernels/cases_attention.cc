@@ -166,6 +166,8 @@ void AppendAttentionCases(std::vector<OpCase>* cases) {
       {"soft_cap_window", {150, 20}, 3, 2, 1, 256, 1.0, 40, 50.0},
       {"middle_96", {140, 17}, 3, 4, 2, 96, 1.0},
       {"groups_128", {260, 1, 256}, 10, 8, 2, 128, 1.0},
+      {"neighbours_128", {256, 256, 256, 3, 256, 256, 256, 256}, 5, 4, 2, 128, 1.0},
+      {"neighbours_64", {128, 128, 77, 128, 128, 128}, 2, 6, 2, 64, 1.0},
   };
   for (const AttentionCase& c : table) {
     cases->push_back({"attention_forward_" + c.name, 0,

@@ -125,11 +125,12 @@ int64_t FreeMiB() {
 }
 
 // The same by cuDNN, with each number of key-value heads a backward call whose workspace is at most
-// 5 GB; `length` tokens of a sequence of s rows.
+// 5 GB; `length` tokens of a sequence of s rows, `sequences` a call.
 void CudnnRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, int64_t length,
-                bool exact) {
+                bool exact, int64_t sequences) {
   const int64_t s = f.cu_seqlens[1];
-  const int64_t scratch_bytes = cuda::CudnnAttention::ScratchBytes(f.Hq * (s + s / 4 + 128));
+  const int64_t scratch_bytes =
+      cuda::CudnnAttention::ScratchBytes(f.Hq * sequences * (s + s / 4 + 128));
   const Buffer scratch(static_cast<size_t>(scratch_bytes), false);
   std::string error;
   const int64_t before = FreeMiB();
@@ -143,8 +144,14 @@ void CudnnRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, i
   const int64_t created = FreeMiB();
   for (int64_t groups = 1; groups <= f.Hkv; groups *= 2) {
     if (f.Hkv % groups != 0) continue;
-    const cuda::CudnnAttentionShape shape = {
-        engine::AttentionLengthClass(length), exact, f.Hq, f.Hkv, f.D, f.row_stride, groups};
+    const cuda::CudnnAttentionShape shape = {engine::AttentionLengthClass(length),
+                                             exact,
+                                             f.Hq,
+                                             f.Hkv,
+                                             f.D,
+                                             f.row_stride,
+                                             groups,
+                                             sequences};
     int64_t bytes = 0;
     const auto start = std::chrono::steady_clock::now();
     if (!library->Prepare(shape, &bytes, &error)) {
@@ -156,7 +163,7 @@ void CudnnRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, i
     if (bytes > int64_t{5000} << 20) break;
     const Buffer workspace(static_cast<size_t>(std::max<int64_t>(bytes, 256)), false);
     const auto each = [&](const auto& run) {
-      for (int64_t i = 0; i < f.S; ++i)
+      for (int64_t i = 0; i < f.S; i += sequences)
         Must(run(cuda::CudnnSequence{f.cu_seqlens[i], length}), "cuDNN");
     };
     const double forward =
@@ -168,13 +175,15 @@ void CudnnRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, i
       });
     });
     std::printf(
-        "  cuDNN %s class %lld length %lld groups %lld: fwd %7.3f ms %6.1f TFLOPS   bwd %7.3f ms "
+        "  cuDNN %s class %lld length %lld x%lld groups %lld: fwd %7.3f ms %6.1f TFLOPS   bwd "
+        "%7.3f ms "
         "%6.1f "
         "TFLOPS  workspace %lld  plans %.0f ms  MiB taken %lld %lld %lld\n",
         library->version().c_str(), static_cast<long long>(shape.length_class),
-        static_cast<long long>(length), static_cast<long long>(groups), forward,
-        1e-9 * flop / forward, backward, 2.5e-9 * flop / backward, static_cast<long long>(bytes),
-        prepared, static_cast<long long>(before - created), static_cast<long long>(created - ran),
+        static_cast<long long>(length), static_cast<long long>(sequences),
+        static_cast<long long>(groups), forward, 1e-9 * flop / forward, backward,
+        2.5e-9 * flop / backward, static_cast<long long>(bytes), prepared,
+        static_cast<long long>(before - created), static_cast<long long>(created - ran),
         static_cast<long long>(ran - FreeMiB()));
     std::fflush(stdout);
   }
@@ -257,8 +266,10 @@ void Attention(int64_t b, int64_t s, int64_t Hq, int64_t Hkv, int64_t D) {
       static_cast<long long>(Hkv), static_cast<long long>(D), forward, 1e-9 * flop / forward,
       backward, 2.5e-9 * flop / backward, schedule.kv_split);
   std::fflush(stdout);
-  CudnnRates(fa, ba, s, true);
-  CudnnRates(fa, ba, s - 1, false);
+  for (int64_t sequences = 1; sequences <= b; sequences *= 2) {
+    if (b % sequences == 0) CudnnRates(fa, ba, s, true, sequences);
+  }
+  CudnnRates(fa, ba, s - 1, false, 1);
 }
 
 void Products() {

@@ -1,5 +1,6 @@
-// CudaDevice with attention by cuDNN, every sequence of every length. Cases whose shapes it does
-// not take, and machines without the library, set unsupported().
+// CudaDevice with attention by cuDNN, every sequence of every length; neighbours of one length that
+// fill their class share a call. Cases that it does not take, and machines without the library, set
+// unsupported().
 #ifndef SOUP_TESTS_KERNELS_CUDNN_DEVICE_H_
 #define SOUP_TESTS_KERNELS_CUDNN_DEVICE_H_
 
@@ -22,41 +23,67 @@ class CudnnDevice : public CudaDevice {
 
   using CudaDevice::Run;
   void Run(const AttentionForwardArgs& a) override {
+    if (!Takes(a)) return;
     const std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
     ZeroRows(a.out, cu.back(), a.T, a.Hq * a.D, a.Hq * a.D);
-    for (int64_t s = 0; s < a.S; ++s) {
-      const cuda::CudnnSequence sequence = {cu[s], cu[s + 1] - cu[s]};
-      if (sequence.length == 0) continue;
-      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, sequence.length);
+    for (const engine::AttentionCall& block : Blocks(cu)) {
+      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, block);
       int64_t workspace = 0;
       if (!Prepare(shape, &workspace)) return;
-      Check(library_->Forward(a, shape, sequence), "cuDNN forward");
+      Check(library_->Forward(a, shape, {cu[block.first], block.length}), "cuDNN forward");
     }
     TransposeLse(a.lse, a.Hq, a.T, cu.back(), /*to_heads_first=*/false);
   }
   void Run(const AttentionBackwardArgs& a) override {
+    if (!Takes(a)) return;
     const std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
     TransposeLse(const_cast<float*>(a.lse), a.Hq, a.T, a.T, /*to_heads_first=*/true);
     ZeroRows(a.dq, cu.back(), a.T, a.Hq * a.D, a.grad_row_stride);
     ZeroRows(a.dk, cu.back(), a.T, a.Hkv * a.D, a.grad_row_stride);
     ZeroRows(a.dv, cu.back(), a.T, a.Hkv * a.D, a.grad_row_stride);
-    for (int64_t s = 0; s < a.S; ++s) {
-      const cuda::CudnnSequence sequence = {cu[s], cu[s + 1] - cu[s]};
-      if (sequence.length == 0) continue;
-      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, sequence.length);
+    for (const engine::AttentionCall& block : Blocks(cu)) {
+      const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, block);
       int64_t workspace = 0;
       if (!Prepare(shape, &workspace)) return;
-      char* block = static_cast<char*>(Allocate(static_cast<size_t>(workspace) + 256, 16)) + 240;
-      Check(library_->Backward(a, shape, sequence, block, workspace), "cuDNN backward");
+      char* scratch = static_cast<char*>(Allocate(static_cast<size_t>(workspace) + 256, 16)) + 240;
+      Check(library_->Backward(a, shape, {cu[block.first], block.length}, scratch, workspace),
+            "cuDNN backward");
     }
   }
 
  private:
+  template <typename Args>
+  bool Takes(const Args& a) {
+    if (a.soft_cap == 0 && (a.window == 0 || a.window >= a.T)) return true;
+    unsupported_ = "cuDNN: windows and soft caps are our own kernels'";
+    return false;
+  }
+  static std::vector<engine::AttentionCall> Blocks(const std::vector<int32_t>& cu) {
+    const auto sequences = static_cast<int64_t>(cu.size()) - 1;
+    int64_t batched = 0;
+    for (int64_t s = 0; s + 1 < sequences; ++s) {
+      const int64_t length = cu[s + 1] - cu[s];
+      if (length > 0 && engine::FillsItsClass(length) && cu[s + 2] - cu[s + 1] == length) {
+        batched = length;
+      }
+    }
+    std::vector<engine::AttentionCall> blocks;
+    for (const auto& block : engine::AttentionCalls(cu.data(), sequences, batched)) {
+      if (block.length > 0) blocks.push_back(block);
+    }
+    return blocks;
+  }
   static cuda::CudnnAttentionShape Shape(int64_t Hq, int64_t Hkv, int64_t D, int64_t row_stride,
-                                         int64_t length) {
-    const int64_t length_class = engine::AttentionLengthClass(length);
+                                         const engine::AttentionCall& block) {
     // One key-value head a backward call, so that the loop over them is met.
-    return {length_class, length == length_class, Hq, Hkv, D, row_stride, 1};
+    return {engine::AttentionLengthClass(block.length),
+            engine::FillsItsClass(block.length),
+            Hq,
+            Hkv,
+            D,
+            row_stride,
+            1,
+            block.count};
   }
   // One for all devices: the first plan of a library takes a second.
   static cuda::CudnnAttention* Opened(std::string* error) {

@@ -10,6 +10,7 @@ namespace soup::engine {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 JobShape Shape(std::vector<int32_t> lengths, bool packing = true) {
   JobShape shape;
@@ -180,6 +181,35 @@ TEST(NumericPlan, AttentionLibraryIsNamedWhereItTakesASequence) {
   MachineProfile newer = Cuda();
   newer.attention_library = "cudnn-9.19.0";
   EXPECT_NE(MakeNumericPlan(LongShape({100, 8000}), newer)->ToText(), plan->ToText());
+}
+
+TEST(NumericPlan, ShortSequencesOfOneLengthShareCalls) {
+  const AttentionWidths widths = {32, 8, 128};
+  const auto plan = MakeNumericPlan(LongShape(std::vector<int32_t>(64, 512)), Cuda());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->attention.library, "cudnn-9.14.0");
+  EXPECT_EQ(plan->attention.batched, 512);
+  EXPECT_EQ(plan->attention.workspace_limit, 8 * 8 * AttentionGroupBytes(512, widths));
+  EXPECT_EQ(AttentionWorkspaceBytes(4096, widths, plan->attention),
+            plan->attention.workspace_limit);
+  EXPECT_EQ(AttentionWorkspaceBytes(2048, widths, plan->attention), 0);
+  const std::string text = plan->ToText();
+  const auto back = NumericPlan::FromText(text);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->ToText(), text);
+  EXPECT_EQ(back->attention.batched, 512);
+
+  // A record that was made before the key: each sequence alone.
+  const auto longer = MakeNumericPlan(LongShape({100, 8000}), Cuda());
+  EXPECT_EQ(longer->attention.batched, 0);
+  EXPECT_THAT(longer->ToText(), Not(HasSubstr("attention_batched")));
+  std::string wrong = text;
+  wrong.replace(wrong.find("batched\":512"), 12, "batched\":500");
+  EXPECT_FALSE(NumericPlan::FromText(wrong).ok());
+
+  // Not enough tokens an item for a call.
+  const auto few = MakeNumericPlan(LongShape({512}), Cuda());
+  EXPECT_EQ(few->attention.library, "");
 }
 
 TEST(NumericPlan, OurOwnAttentionOtherwise) {
