@@ -13,22 +13,42 @@
 #include "engine/data/turn_finder.h"
 
 namespace soup::engine {
+namespace {
+
+constexpr absl::string_view kRoles[] = {"system", "developer", "user",    "assistant",
+                                        "tool",   "ipython",   "function"};
+// Keys of messages that many templates have, with one meaning.
+constexpr absl::string_view kTemplateKeys[] = {"name", "tool_call_id", "reasoning_content"};
+
+template <size_t N>
+bool Holds(const absl::string_view (&list)[N], absl::string_view word) {
+  return std::find(std::begin(list), std::end(list), word) != std::end(list);
+}
+
+}  // namespace
 
 struct ChatEncoder::Rep {
   const Tokenizer* tokenizer = nullptr;
   bool train_on_all = false;
   std::unique_ptr<jinja::Template> plain, with_tools;
+  std::string plain_source, tools_source;
   std::map<std::string, std::string> special_tokens;
   jinja::RenderOptions options;
 
   const jinja::Template& For(const Conversation& c) const {
     return c.tools.is_none() ? *plain : *with_tools;
   }
+  // Whether the template for it names such a key or variable at all.
+  bool Names(const Conversation& c, absl::string_view key) const {
+    return absl::StrContains(c.tools.is_none() ? plain_source : tools_source, key);
+  }
   absl::StatusOr<jinja::Rendering> Render(const Conversation& c, std::vector<Value> messages,
                                           bool generation_prompt) const;
   absl::StatusOr<std::vector<TurnFinder::Turn>> Supervised(const Conversation& c,
                                                            const jinja::Rendering& full,
                                                            std::vector<std::string>* notices) const;
+  void NoticeKey(const Conversation& c, const std::string& key,
+                 std::vector<std::string>* notices) const;
   void Notice(const Conversation& c, const std::string& full,
               std::vector<std::string>* notices) const;
 };
@@ -104,21 +124,39 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
   return Weighed(c, std::move(out));
 }
 
+// A key beside role and content. Those that it would not hurt to lose are passed over.
+void ChatEncoder::Rep::NoticeKey(const Conversation& c, const std::string& key,
+                                 std::vector<std::string>* notices) const {
+  const std::string shown =
+      absl::StrCat("record(s) have messages with the key '", key.substr(0, 40), "', which ");
+  if (!Names(c, key)) {
+    if (key != "tool_call_id" && key != "id")
+      notices->push_back(absl::StrCat(shown, "the chat template does not read"));
+  } else if (!Holds(kTemplateKeys, key)) {
+    notices->push_back(absl::StrCat(shown, "means what the chat template makes of it"));
+  }
+}
+
 // What a reader of the data should know, though it is no error.
 void ChatEncoder::Rep::Notice(const Conversation& c, const std::string& full,
                               std::vector<std::string>* notices) const {
-  bool dropped = false, special = false;
+  bool dropped = false, special = false, empty = false;
   for (const Message& m : c.messages) {
     const std::string words = jinja::Strip(m.content, std::nullopt, true, true);
     dropped |= m.role != "assistant" && !absl::StrContains(full, words);
+    empty |= m.role == "assistant" && m.content.empty() && !m.has_tool_calls;
     for (const AddedSpan& span : tokenizer->FindAddedTokens(m.content))
       special |= span.token->special;
-    for (const std::string& key : m.more) {
-      if (key == "name" || key == "tool_call_id" || key == "reasoning_content") continue;
-      notices->push_back(absl::StrCat("record(s) have messages with the key '", key.substr(0, 40),
+    if (!Holds(kRoles, m.role)) {
+      notices->push_back(absl::StrCat("record(s) have messages of the role '", m.role.substr(0, 40),
                                       "', which means what the chat template makes of it"));
     }
+    for (const std::string& key : m.more) NoticeKey(c, key, notices);
   }
+  if (!c.tools.is_none() && !Names(c, "tools"))
+    notices->push_back("record(s) have 'tools', which the chat template does not read");
+  if (empty)
+    notices->push_back("record(s) have an empty answer: the end token alone is trained on");
   if (dropped) {
     notices->push_back(
         "record(s) have a message whose text the chat template does not write as it is");
@@ -144,6 +182,8 @@ absl::StatusOr<std::unique_ptr<ChatEncoder>> ChatEncoder::Create(const Tokenizer
   }
   rep.tokenizer = tokenizer;
   rep.train_on_all = train_on_all;
+  rep.plain_source = config.chat_template;
+  rep.tools_source = config.tool_template;
   rep.special_tokens = config.special_tokens;
   rep.options.now_unix_seconds = RealClock().UnixNs() / 1'000'000'000;
   SOUP_ASSIGN_OR_RETURN(rep.plain,
@@ -187,6 +227,8 @@ absl::Status ChatEncoder::Encode(const Value& record, EncodeContext* context, To
     notices->push_back(
         "record(s) begin without the BOS token that the tokenizer adds to other texts: the chat "
         "template writes none");
+  } else if (!bos.empty() && out->ids.size() > 1 && out->ids[1] == out->ids[0]) {
+    notices->push_back("record(s) begin with the BOS token twice: the chat template writes it so");
   }
   return absl::OkStatus();
 }

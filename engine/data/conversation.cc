@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/json_value.h"
@@ -84,10 +85,26 @@ absl::StatusOr<bool> ReadWeight(const Value& value, absl::string_view role) {
   return !zero;
 }
 
+// What other formats call the assistant: a turn that would be rendered and never trained on.
+absl::Status CheckRole(absl::string_view role) {
+  constexpr absl::string_view kAssistant = "assistant";
+  const std::string lower = absl::AsciiStrToLower(role);
+  if (role == kAssistant) return absl::OkStatus();
+  for (absl::string_view other : {"assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai"}) {
+    if (lower != other) continue;
+    return Bad(absl::StrCat("role '", role,
+                            "': turns of the role 'assistant' alone are trained on; write it so"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Message> ReadMessage(const Value& value) {
   if (!value.is_dict()) return Bad(absl::StrCat(value.KindName(), " where an object is expected"));
   Message out;
   SOUP_ASSIGN_OR_RETURN(out.role, StringMember(value, "role"));
+  SOUP_RETURN_IF_ERROR(CheckRole(out.role));
+  if (const Value* call = value.Find("function_call"); call != nullptr && !call->is_none())
+    return Bad("key 'function_call' is an older form of tool calls; write 'tool_calls'");
   const Value* calls = value.Find("tool_calls");
   out.has_tool_calls = calls != nullptr && calls->is_list() && !calls->AsList().empty();
   const Value* content = value.Find("content");

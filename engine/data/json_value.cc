@@ -122,6 +122,14 @@ std::string Habit(absl::string_view text, size_t at) {
     }
   }
   if (at >= text.size()) return ": it ends in the middle";
+  if (text[at] == '\0')
+    return ": a zero byte (was the file cut off, or padded?); in a text it is written \\u0000";
+  if (static_cast<unsigned char>(text[at]) < 0x20 && text[at] != '\n' && text[at] != '\r') {
+    return absl::StrCat(": a control character, 0x",
+                        absl::Hex(static_cast<unsigned char>(text[at]), absl::kZeroPad2),
+                        "; in a text it is written \\u00",
+                        absl::Hex(static_cast<unsigned char>(text[at]), absl::kZeroPad2));
+  }
   if (text[at] == '\'') return ": texts stand in double quotes";
   const size_t last = at == 0 ? absl::string_view::npos : text.find_last_not_of(" \t", at - 1);
   const bool after_whole = last != absl::string_view::npos && text[0] == '{' && text[last] == '}';

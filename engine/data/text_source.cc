@@ -39,7 +39,11 @@ const char* ForeignFormat(absl::string_view start) {
       {absl::string_view("ARROW1", 6), "Arrow; convert it to JSONL first"},
       {absl::string_view("\x93NUMPY", 6), "a NumPy array; convert it to JSONL first"},
       {absl::string_view("SQLite format 3", 15), "a SQLite database; convert it to JSONL first"},
-      {absl::string_view("%PDF-", 5), "a PDF; extract its text first"}};
+      {absl::string_view("%PDF-", 5), "a PDF; extract its text first"},
+      {"version https://git-lfs", "a pointer of Git LFS; get the file itself (git lfs pull)"},
+      {"<!DOCTYPE", "a web page; is the address that of the file itself?"},
+      {"<!doctype", "a web page; is the address that of the file itself?"},
+      {"<html", "a web page; is the address that of the file itself?"}};
   for (const auto& [magic, what] : kMagics)
     if (absl::StartsWith(start, magic)) return what;
   // Without a byte order mark: text of any format begins with an ASCII character.

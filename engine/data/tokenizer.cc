@@ -133,7 +133,14 @@ absl::Status Tokenizer::Rep::FillSpellings(const JsonNode& root) {
     if (spelling[id]) return root.Error(absl::StrCat("/model/vocab gives id ", id, " twice"));
     spelling[id] = token;
   }
-  for (size_t i = 0; i < added.size(); ++i) spelling[added[i].id] = added_text[i];
+  for (size_t i = 0; i < added.size(); ++i) {
+    std::optional<std::string>& piece = spelling[added[i].id];
+    if (piece && model.IdOf(added[i].content) != added[i].id) {
+      return root.Error(absl::StrCat("/added_tokens: '", added[i].content, "' has id ", added[i].id,
+                                     ", which /model/vocab gives to '", *piece, "'"));
+    }
+    piece = added_text[i];
+  }
   return absl::OkStatus();
 }
 

@@ -278,6 +278,26 @@ TEST(ChatEncoderTest, SpecialTokensSpelledOutAreTold) {
   EXPECT_THAT(chat.notices(), Contains(HasSubstr("spells out a special token")));
 }
 
+// What would be lost or left untrained without a word.
+TEST(ChatEncoderTest, WhatATemplatePassesOverIsTold) {
+  Chat chat = ChatMl();
+  const auto notices = [&chat](const std::string& messages, const std::string& more = "") {
+    chat.Supervised(
+        absl::StrCat(R"({"messages":[{"role":"user","content":"a"},)", messages, "]", more, "}"));
+    return chat.notices();
+  };
+  const std::string answer = R"({"role":"assistant","content":"b"})";
+  EXPECT_THAT(notices(answer), IsEmpty());
+  EXPECT_THAT(notices(answer, R"(,"tools":[{"type":"function"}])"),
+              Contains(HasSubstr("'tools', which the chat template does not read")));
+  EXPECT_THAT(notices(R"({"role":"assistant","content":"b","reasoning_content":"c"})"),
+              Contains(HasSubstr("'reasoning_content', which the chat template does not read")));
+  EXPECT_THAT(notices(absl::StrCat(R"({"role":"narrator","content":"b"},)", answer)),
+              Contains(HasSubstr("of the role 'narrator'")));
+  EXPECT_THAT(notices(R"({"role":"assistant","content":""})"),
+              Contains(HasSubstr("an empty answer")));
+}
+
 TEST(ChatEncoderTest, FaultyMessagesAreNamed) {
   Chat chat = ChatMl();
   const auto error = [&chat](const std::string& record) {
@@ -291,6 +311,13 @@ TEST(ChatEncoderTest, FaultyMessagesAreNamed) {
   EXPECT_THAT(error(R"({"messages":[{"role":"user","content":null}]})"),
               HasSubstr("message 1: 'content' is null"));
   EXPECT_THAT(error(R"({"messages":[{"role":"user"}]})"), HasSubstr("'content' is missing"));
+  for (const char* role : {"Assistant", "gpt", "model"}) {
+    EXPECT_THAT(error(absl::StrCat(R"({"messages":[{"role":")", role, R"(","content":"x"}]})")),
+                AllOf(HasSubstr(role), HasSubstr("message 1"), HasSubstr("'assistant' alone")));
+  }
+  EXPECT_THAT(
+      error(R"({"messages":[{"role":"assistant","content":"","function_call":{"name":"f"}}]})"),
+      AllOf(HasSubstr("'function_call'"), HasSubstr("write 'tool_calls'")));
   EXPECT_THAT(error(R"({"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}]})"),
               HasSubstr("a list of parts"));
   EXPECT_THAT(

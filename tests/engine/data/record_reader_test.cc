@@ -113,6 +113,9 @@ TEST(FileKindTest, WhatIsNoTextIsNamed) {
   EXPECT_THAT(refused(std::string("\0{\0\"", 4)), HasSubstr("UTF-16"));
   EXPECT_THAT(refused(std::string("\xff\xfe\0\0{\0\0\0", 8)), HasSubstr("UTF-32"));
   EXPECT_THAT(refused("\x1f\x8b\x08xxxx"), HasSubstr("gzip"));
+  EXPECT_THAT(refused("version https://git-lfs.github.com/spec/v1\noid"),
+              HasSubstr("git lfs pull"));
+  EXPECT_THAT(refused("<!DOCTYPE html>"), HasSubstr("a web page"));
   EXPECT_THAT(refused("(\xb5\x2f\xfdxx"), HasSubstr("zstd"));
   EXPECT_THAT(refused("\xfd"
                       "7zXZ"),
@@ -289,6 +292,8 @@ TEST(JsonHabitTest, AreNamed) {
     return r.errors.empty() ? "" : r.errors[0];
   };
   EXPECT_THAT(error("{\"t\": NaN}"), HasSubstr("NaN is no JSON value"));
+  EXPECT_THAT(error("{\"t\": \"a\tb\"}"), HasSubstr("a control character, 0x09"));
+  EXPECT_THAT(error(std::string("{\"t\": \"a\0b\"}", 12)), HasSubstr("a zero byte"));
   EXPECT_THAT(error("{\"t\": -Infinity}"), HasSubstr("Infinity is no JSON value"));
   EXPECT_THAT(error("{\"t\": None}"), HasSubstr("None is no JSON value"));
   EXPECT_THAT(error("{'t': 'a'}"), HasSubstr("double quotes"));

@@ -135,11 +135,11 @@ TEST(TokenizerTest, DigitsBeforeByteLevel) {
 TEST(TokenizerTest, PrefixSpace) {
   nlohmann::json json = ByteTokenizer();
   json["pre_tokenizer"]["add_prefix_space"] = true;
-  json["added_tokens"] = {{{"id", 300}, {"content", "<s>"}, {"special", true}}};
+  json["added_tokens"] = {{{"id", 256}, {"content", "<s>"}, {"special", true}}};
   const auto tokenizer = Make(json);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_THAT(Encode(**tokenizer, "a<s>b<s> c"),
-              ElementsAre(' ', 'a', 300, ' ', 'b', 300, ' ', 'c'));
+              ElementsAre(' ', 'a', 256, ' ', 'b', 256, ' ', 'c'));
 }
 
 TEST(TokenizerTest, BytesWithoutATokenAreCounted) {
@@ -232,6 +232,8 @@ TEST(TokenizerTest, UnknownComponentsAreRefusedByNameAndPath) {
   EXPECT_THAT(with("/pre_tokenizer/novel", 1), HasSubstr("key 'novel'"));
   EXPECT_THAT(with("/added_tokens", {{{"id", 300}, {"content", "a"}}}),
               HasSubstr("'a' has id 300 here and id 97"));
+  EXPECT_THAT(with("/added_tokens", {{{"id", 97}, {"content", "<s>"}}}),
+              HasSubstr("'<s>' has id 97, which /model/vocab gives to 'a'"));
   for (const char* pattern :
        {"\\w+", "^a", "[a&&b]", "[[:alpha:]]", "(?<name>a)", "a{1,2}+", "(a"}) {
     const nlohmann::json split = {{"type", "Split"},
