@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "engine/base/lfs_pointer.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::engine {
@@ -38,7 +39,8 @@ absl::StatusOr<nlohmann::json> ParseJsonDocument(absl::string_view text, absl::s
     const size_t newline = before.rfind('\n');
     return absl::InvalidArgumentError(absl::StrCat(
         file, ": not valid JSON at line ", 1 + std::count(before.begin(), before.end(), '\n'),
-        " column ", newline == absl::string_view::npos ? at + 1 : at - newline));
+        " column ", newline == absl::string_view::npos ? at + 1 : at - newline,
+        LfsPointerHint(text)));
   } catch (const std::exception& e) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": cannot be read as JSON: ", e.what()));
   }

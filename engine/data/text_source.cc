@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/file_system.h"
+#include "engine/base/lfs_pointer.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::engine {
@@ -40,7 +41,7 @@ const char* ForeignFormat(absl::string_view start) {
       {absl::string_view("\x93NUMPY", 6), "a NumPy array; convert it to JSONL first"},
       {absl::string_view("SQLite format 3", 15), "a SQLite database; convert it to JSONL first"},
       {absl::string_view("%PDF-", 5), "a PDF; extract its text first"},
-      {"version https://git-lfs", "a pointer of Git LFS; get the file itself (git lfs pull)"},
+      {kLfsPointerStart, "a pointer of Git LFS; get the file itself (git lfs pull)"},
       {"<!DOCTYPE", "a web page; is the address that of the file itself?"},
       {"<!doctype", "a web page; is the address that of the file itself?"},
       {"<html", "a web page; is the address that of the file itself?"}};

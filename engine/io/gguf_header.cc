@@ -144,6 +144,8 @@ class Parser {
   absl::StatusOr<GgufHeader> Run() {
     char magic[4];
     SOUP_RETURN_IF_ERROR(in_.Take(4, magic));
+    if (std::memcmp(magic, "vers", 4) == 0)
+      return Bad("no GGUF file but, it seems, a pointer of Git LFS; get the file (git lfs pull)");
     if (std::memcmp(magic, "GGUF", 4) != 0) return Bad("no GGUF file: it does not begin with GGUF");
     SOUP_ASSIGN_OR_RETURN(const auto version, in_.Number<uint32_t>());
     if (version != 2 && version != 3) {

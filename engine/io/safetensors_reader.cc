@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/file_system.h"
+#include "engine/base/lfs_pointer.h"
 #include "engine/base/status_macros.h"
 #include "engine/io/safetensors_header.h"
 
@@ -78,10 +79,11 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
   SOUP_RETURN_IF_ERROR(file.Read(0, kLengthBytes, length_field));
   const uint64_t length = LittleEndian64(length_field);
   if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": its header claims ", length, " bytes (at most ", kMaxHeaderBytes,
-                     " are accepted; the file has ", size,
-                     "): this is not a safetensors file, or it is damaged"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": its header claims ", length, " bytes (at most ", kMaxHeaderBytes,
+        " are accepted; the file has ", size, "): this is not a safetensors file, or it is damaged",
+        LfsPointerHint(
+            {reinterpret_cast<const char*>(length_field), static_cast<size_t>(kLengthBytes)})));
   }
   const int64_t header_bytes = static_cast<int64_t>(length);
   if (header_bytes > size - kLengthBytes) return TooShort(path, kLengthBytes + header_bytes, size);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/lfs_pointer.h"
 
 namespace soup::engine {
 namespace {
@@ -42,8 +43,8 @@ absl::StatusOr<ConfigReader> ConfigReader::Parse(absl::string_view json) {
   rep->object = Json::parse(json.begin(), json.end(), shallow, /*allow_exceptions=*/false);
   rep->where = "config.json: ";
   if (!rep->object.is_object()) {
-    return absl::InvalidArgumentError(
-        "config.json is not a JSON object: is the download complete?");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "config.json is not a JSON object: is the download complete?", LfsPointerHint(json)));
   }
   return ConfigReader(std::move(rep));
 }

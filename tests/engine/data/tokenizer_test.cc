@@ -252,6 +252,9 @@ TEST(TokenizerTest, BrokenJsonNamesLineAndColumn) {
   ASSERT_FALSE(made.ok());
   EXPECT_THAT(std::string(made.status().message()),
               HasSubstr("t/tokenizer.json: not valid JSON at line 3 column 3"));
+  const auto pointer = Tokenizer::Create("version https://git-lfs.github.com/spec/v1\n", "t");
+  ASSERT_FALSE(pointer.ok());
+  EXPECT_THAT(std::string(pointer.status().message()), HasSubstr("git lfs pull"));
 }
 
 // Every prefix of a small file, and every byte of it replaced: an error or a tokenizer, no crash.

@@ -138,6 +138,8 @@ class Bytes {
 TEST(GgufHeaderTest, LiesAreRefused) {
   EXPECT_EQ(ErrorOf(Bytes().Head(1, 0).Tensor("t", {2, 3}, 0).Data(24).text()), "no error");
   EXPECT_THAT(ErrorOf("GGU"), HasSubstr("cut short"));
+  EXPECT_THAT(ErrorOf("version https://git-lfs.github.com/spec/v1\noid"),
+              HasSubstr("git lfs pull"));
   EXPECT_THAT(ErrorOf("PK\3\4aaaaaaaaaaaaaaaaaaaaaaaa"), HasSubstr("does not begin with GGUF"));
   EXPECT_THAT(ErrorOf(Bytes().Head(0, 0, 1).text()), HasSubstr("version 1"));
   EXPECT_THAT(ErrorOf(Bytes().Head(0, 0, 0x03000000).text()), HasSubstr("big-endian"));

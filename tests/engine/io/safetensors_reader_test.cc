@@ -99,6 +99,7 @@ TEST(SafetensorsReader, RefusesEveryLieByName) {
       {"header beyond the file", WithHeader("{}", "", 1000),
        "needs 1008 bytes and the file has 10"},
       {"huge header", WithHeader("{}", "", 0x7fffffffffffffffULL), "claims 9223372036854775807"},
+      {"LFS pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"},
       {"largest header", WithHeader("{}", "", UINT64_MAX - 1), "claims 18446744073709551614"},
       {"not JSON", WithHeader("{\"t\":", ""), "not valid JSON"},
       {"a list", WithHeader("[]", ""), "not an object"},
