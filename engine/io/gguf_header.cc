@@ -296,7 +296,7 @@ class Parser {
                                 ": the download looks incomplete"));
       }
     }
-    return CheckApart();
+    return CheckInOrder(begin, alignment);
   }
 
   absl::StatusOr<GgufTensor> Tensor() {
@@ -333,14 +333,27 @@ class Parser {
     return out;
   }
 
-  absl::Status CheckApart() {
+  // One after the other, each at the next multiple of the alignment, as llama.cpp wants them: a gap
+  // is a tensor whose type or shape is not what was written.
+  absl::Status CheckInOrder(int64_t begin, int64_t alignment) {
     std::vector<GgufTensor>& tensors = out_.tensors;
     std::sort(tensors.begin(), tensors.end(),
               [](const auto& a, const auto& b) { return a.offset < b.offset; });
-    for (size_t i = 1; i < tensors.size(); ++i) {
-      if (tensors[i - 1].offset + tensors[i - 1].bytes <= tensors[i].offset) continue;
-      return Bad(absl::StrCat("tensors '", tensors[i - 1].name, "' and '", tensors[i].name,
-                              "' lie over each other"));
+    int64_t expected = begin;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const GgufTensor& t = tensors[i];
+      const std::string before =
+          i == 0 ? "the header" : absl::StrCat("'", tensors[i - 1].name, "'");
+      if (t.offset < expected && i > 0) {
+        return Bad(absl::StrCat("tensors ", before, " and '", t.name, "' lie over each other"));
+      }
+      if (t.offset != expected) {
+        return Bad(absl::StrCat("tensor '", t.name, "' lies ", t.offset - expected,
+                                " bytes farther on than ", before,
+                                " ends: a wrong type or shape, or the file is damaged"));
+      }
+      const int64_t end = t.offset - begin + t.bytes;
+      expected = begin + (end + alignment - 1) / alignment * alignment;
     }
     std::sort(tensors.begin(), tensors.end(),
               [](const auto& a, const auto& b) { return a.name < b.name; });

@@ -144,7 +144,9 @@ class Writer {
     types_ = file_.List<int64_t>("tokenizer.ggml.token_type");
     if (tokens == nullptr || tokens->empty()) return file_.Error("there is no tokenizer");
     tokens_ = *tokens;
-    if (types_ != nullptr && types_->size() != tokens_.size())
+    // Without it BOS, EOS and the template's tokens would be spelled out like any text.
+    if (types_ == nullptr) return file_.Error("the metadata lacks tokenizer.ggml.token_type");
+    if (types_->size() != tokens_.size())
       return file_.Error("tokenizer.ggml.token_type has another length than tokenizer.ggml.tokens");
     for (const char* key :
          {"tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.suffix_token_id"})
@@ -173,7 +175,7 @@ class Writer {
   }
 
  private:
-  int64_t Type(size_t i) const { return types_ == nullptr ? kNormal : (*types_)[i]; }
+  int64_t Type(size_t i) const { return (*types_)[i]; }
 
   absl::StatusOr<Json> Vocab() const {
     Json out = Json::object();

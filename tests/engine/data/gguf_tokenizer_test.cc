@@ -78,6 +78,22 @@ TEST(GgufTokenizerTest, WhatTheFileDoesNotKeepIsRefused) {
               HasSubstr("is there twice"));
 }
 
+// BOS, EOS and the template's tokens would be spelled out as plain text.
+TEST(GgufTokenizerTest, AVocabularyWithoutTypesIsRefused) {
+  TempDir dir;
+  GgufWriter writer("llama");
+  writer.Text("tokenizer.ggml.model", "gpt2");
+  writer.Text("tokenizer.ggml.pre", "smollm");
+  writer.Texts("tokenizer.ggml.tokens", {"a", "b", "ab", "<s>"});
+  writer.Texts("tokenizer.ggml.merges", {"a b"});
+  writer.Write(dir / "t.gguf");
+  const auto file = GgufFile::Open(dir / "t.gguf");
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto files = ReadGgufTokenizer(**file);
+  ASSERT_FALSE(files.ok());
+  EXPECT_THAT(std::string(files.status().message()), ::testing::HasSubstr("token_type"));
+}
+
 // Files of Llama 3 say nothing of a BOS, which its tokenizer.json adds.
 TEST(GgufTokenizerTest, WhereTheFileIsSilentTheFamilyDecidesOfTheBos) {
   TempDir dir;

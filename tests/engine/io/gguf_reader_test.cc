@@ -200,6 +200,14 @@ TEST(GgufHeaderTest, LiesAreRefused) {
   EXPECT_THAT(
       ErrorOf(Bytes().Head(2, 0).Tensor("t", {16}, 0).Tensor("u", {16}, 32).Data(99).text()),
       HasSubstr("'t' and 'u' lie over each other"));
+  // A gap: the type says fewer bytes than were written.
+  EXPECT_EQ(ErrorOf(Bytes().Head(2, 0).Tensor("u", {8}, 32).Tensor("t", {5}, 0).Data(99).text()),
+            "no error");
+  EXPECT_THAT(
+      ErrorOf(Bytes().Head(2, 0).Tensor("t", {16}, 0, 1).Tensor("u", {8}, 64).Data(99).text()),
+      HasSubstr("'u' lies 32 bytes farther on than 't' ends"));
+  EXPECT_THAT(ErrorOf(Bytes().Head(1, 0).Tensor("t", {8}, 32).Data(99).text()),
+              HasSubstr("'t' lies 32 bytes farther on than the header ends"));
   EXPECT_THAT(ErrorOf(Bytes().Head(2, 0).Tensor("t", {8}, 0).Tensor("t", {8}, 32).Data(99).text()),
               HasSubstr("'t' is there twice"));
   EXPECT_THAT(ErrorOf(Bytes().Head(1, 0).Tensor("t", {32}, 0, 13).Data(99).text()),
