@@ -101,6 +101,7 @@ class ForwardingBackend : public engine::Backend {
   void LoraUp(const kernels::LoraUpArgs& a) override { next_.LoraUp(a); }
   void LoraBack(const kernels::LoraBackArgs& a) override { next_.LoraBack(a); }
   void LoraGrad(const kernels::LoraGradArgs& a) override { next_.LoraGrad(a); }
+  void LoraNormedGrad(const kernels::LoraNormedGradArgs& a) override { next_.LoraNormedGrad(a); }
   absl::Status PrepareAttention(absl::string_view library,
                                 absl::Span<const engine::AttentionPreparation> sequences) override {
     return next_.PrepareAttention(library, sequences);

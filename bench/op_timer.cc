@@ -162,6 +162,9 @@ void OpTimer::LoraBack(const kernels::LoraBackArgs& a) {
 void OpTimer::LoraGrad(const kernels::LoraGradArgs& a) {
   Timed(OpClass::kLora, [&] { next().LoraGrad(a); });
 }
+void OpTimer::LoraNormedGrad(const kernels::LoraNormedGradArgs& a) {
+  Timed(OpClass::kLora, [&] { next().LoraNormedGrad(a); });
+}
 void OpTimer::Axpy(const kernels::AxpyArgs& a) {
   Timed(OpClass::kElementwise, [&] { next().Axpy(a); });
 }

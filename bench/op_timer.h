@@ -72,6 +72,7 @@ class OpTimer final : public ForwardingBackend {
   void LoraUp(const kernels::LoraUpArgs& a) override;
   void LoraBack(const kernels::LoraBackArgs& a) override;
   void LoraGrad(const kernels::LoraGradArgs& a) override;
+  void LoraNormedGrad(const kernels::LoraNormedGradArgs& a) override;
   void Axpy(const kernels::AxpyArgs& a) override;
   void Dropout(const kernels::DropoutArgs& a) override;
   void GatherActRows(const kernels::GatherActRowsArgs& a) override;

@@ -36,6 +36,42 @@ inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) 
   return true;
 }
 
+inline bool LoraNormedGradTaken(const LoraNormedGradArgs& a) {
+  return LoraKernelRank(a.R) && a.H % 64 == 0 && a.ldu % 8 == 0;
+}
+
+// LoraNormedGrad as a norm and a product.
+inline RmsNormForwardArgs NormOf(const LoraNormedGradArgs& a) {
+  RmsNormForwardArgs n{};
+  n.x = a.x;
+  n.weight = a.weight;
+  n.y = a.normed;
+  n.T = a.T;
+  n.H = a.H;
+  n.eps = a.eps;
+  n.weight_offset = a.weight_offset;
+  return n;
+}
+inline GemmArgs ProductOf(const LoraNormedGradArgs& a) {
+  GemmArgs g{};
+  g.transpose_a = true;
+  g.M = a.R;
+  g.N = a.H;
+  g.K = a.T;
+  g.alpha = 1;
+  g.beta = 1;
+  g.A = a.du;
+  g.lda = a.ldu;
+  g.B = a.normed;
+  g.ldb = a.H;
+  g.C = a.grad_a;
+  g.ldc = a.H;
+  g.a_type = Operand::kAct;
+  g.b_type = Operand::kAct;
+  g.c_type = Operand::kF32;
+  return g;
+}
+
 // Calls run(GemmArgs) for each product, linear after linear. act_bytes: of an element of all but
 // gradients.
 template <typename Run>

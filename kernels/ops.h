@@ -62,6 +62,7 @@ struct RmsNormForwardArgs {
   float eps;
   float weight_offset = 0;  // 1: the family's weights are around zero
   bool accumulate = false;
+  void* copy = nullptr;  // act [T, H]: x is written here too; null: it is not
 };
 // dx (+)= dL/dx. The weight is frozen: no weight gradient. accumulate: dx += (residual branch),
 // else dx =.
@@ -74,7 +75,8 @@ struct RmsNormBackwardArgs {
   int64_t T, H;
   bool accumulate;
   float weight_offset = 0;
-  float eps = 0;  // read when rstd is null
+  float eps = 0;              // read when rstd is null
+  float* rstd_out = nullptr;  // [T]: gets rstd; null: not wanted
 };
 
 // Rope behind a norm, in the same op, so that nothing is rounded between: as RopeArgs; positions
@@ -259,6 +261,22 @@ struct LoraGradArgs {
   float* grad_b;   // [sum of widths, r]
   int64_t T, r, ldy;
   float scale;
+};
+
+// grad_a[i, :] += sum_t du[t, i] * n[t, :], n = RmsNorm(x) rounded to act, in fixed order: what a
+// norm would write and a product read again. rstd is what RmsNormBackward has told of x. Where a
+// backend has no such kernel, the norm goes into `normed` first (kernels/lora_products.h), and rstd
+// is not read; it may lie there.
+struct LoraNormedGradArgs {
+  const void* du;          // act [T, R], rows ldu apart
+  const void* x;           // act [T, H]
+  const uint16_t* weight;  // bf16 [H]
+  const float* rstd;       // [T]
+  void* normed;            // act [T, H], scratch
+  float* grad_a;           // [R, H]
+  int64_t T, R, H, ldu;
+  float eps;
+  float weight_offset = 0;
 };
 
 // y = (accumulate ? y : 0) + scale * x, n elements of act; y may be x.

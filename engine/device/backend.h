@@ -33,6 +33,7 @@
 #include "engine/base/dtype.h"
 #include "engine/device/arena.h"
 #include "engine/device/event.h"
+#include "kernels/lora_products.h"
 #include "kernels/ops.h"
 
 namespace soup::engine {
@@ -178,6 +179,11 @@ class Backend {
   virtual void LoraUp(const kernels::LoraUpArgs& args) = 0;
   virtual void LoraBack(const kernels::LoraBackArgs& args) = 0;
   virtual void LoraGrad(const kernels::LoraGradArgs& args) = 0;
+  // As a norm and a product where a backend has nothing better.
+  virtual void LoraNormedGrad(const kernels::LoraNormedGradArgs& args) {
+    RmsNormForward(kernels::NormOf(args));
+    Gemm(kernels::ProductOf(args));
+  }
   // Before a run: makes the library's execution plans for these sequences, so that attention never
   // makes one. Errors: FailedPrecondition (the backend has not that library), Internal (it refuses
   // a shape, or wants more workspace than the plan gives).

@@ -261,6 +261,10 @@ void CudaOps::LoraGrad(const kernels::LoraGradArgs& a) {
   if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
   Told(cuda::LoraGrad(a, compute_.get()), "LoraGrad");
 }
+void CudaOps::LoraNormedGrad(const kernels::LoraNormedGradArgs& a) {
+  if (f32() || !kernels::LoraNormedGradTaken(a)) return Backend::LoraNormedGrad(a);
+  Told(cuda::LoraNormedGrad(a, compute_.get()), "LoraNormedGrad");
+}
 absl::StatusOr<GemmPreparation> CudaOps::PrepareGemms(
     absl::Span<const kernels::GemmArgs> products, const std::function<absl::Status()>& make_room) {
   absl::StatusOr<GemmPreparation> prepared =

@@ -43,6 +43,7 @@ class CudaOps : public Backend {
   void LoraUp(const kernels::LoraUpArgs& args) override;
   void LoraBack(const kernels::LoraBackArgs& args) override;
   void LoraGrad(const kernels::LoraGradArgs& args) override;
+  void LoraNormedGrad(const kernels::LoraNormedGradArgs& args) override;
   bool chooses_gemms() const override { return gemms_->chooses(); }
   absl::StatusOr<GemmPreparation> PrepareGemms(
       absl::Span<const kernels::GemmArgs> products,

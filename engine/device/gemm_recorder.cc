@@ -25,14 +25,15 @@ void GemmRecorder::Gemm(const kernels::GemmArgs& a) {
 
 template <typename Args>
 void GemmRecorder::Products(const Args& args) {
-  // The kernels are bf16's.
-  const bool kernels_take = name_ == "cuda" && act_ == DType::kBF16 &&
-                            kernels::LoraKernelsTake(args.linears, args.r, args.ldy);
-  if (kernels_take) return;
+  if (has_lora_kernels() && kernels::LoraKernelsTake(args.linears, args.r, args.ldy)) return;
   kernels::ForEachProduct(args, DTypeBytes(act_), [this](const kernels::GemmArgs& g) { Gemm(g); });
 }
 void GemmRecorder::LoraUp(const kernels::LoraUpArgs& args) { Products(args); }
 void GemmRecorder::LoraBack(const kernels::LoraBackArgs& args) { Products(args); }
 void GemmRecorder::LoraGrad(const kernels::LoraGradArgs& args) { Products(args); }
+void GemmRecorder::LoraNormedGrad(const kernels::LoraNormedGradArgs& args) {
+  if (has_lora_kernels() && kernels::LoraNormedGradTaken(args)) return;
+  Backend::LoraNormedGrad(args);
+}
 
 }  // namespace soup::engine

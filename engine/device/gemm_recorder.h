@@ -78,6 +78,7 @@ class GemmRecorder final : public Backend {
   void LoraUp(const kernels::LoraUpArgs& args) override;
   void LoraBack(const kernels::LoraBackArgs& args) override;
   void LoraGrad(const kernels::LoraGradArgs& args) override;
+  void LoraNormedGrad(const kernels::LoraNormedGradArgs& args) override;
   absl::Status PrepareAttention(absl::string_view,
                                 absl::Span<const AttentionPreparation>) override {
     return absl::OkStatus();
@@ -101,6 +102,8 @@ class GemmRecorder final : public Backend {
   void NarrowToBf16(const float*, void*, int64_t) override {}
 
  private:
+  // The kernels of LoRA are bf16's.
+  bool has_lora_kernels() const { return name_ == "cuda" && act_ == DType::kBF16; }
   template <typename Args>
   void Products(const Args& args);
 

@@ -189,7 +189,9 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
       if (!a.has_mlp()) a.gate_up = gate_up;
-      GateUp(item, layer, slab, w, a);
+      // What the down projection adds to, where the middle itself stays.
+      std::byte* copy = !m.post_norms && a.middle != item.output ? item.output : nullptr;
+      GateUp(item, layer, slab, w, a, copy);
       env_.backend->SwigluForward(
           {a.gate_up, item.work, item.T, m.intermediate, GateOf(env_.spec)});
     }
@@ -202,11 +204,13 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
   return last_read ? absl::OkStatus() : slab_done();
 }
 
-void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std::byte* weight) {
+void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std::byte* weight,
+                        std::byte* copy) {
   kernels::RmsNormForwardArgs args;
   args.x = x;
   args.weight = reinterpret_cast<const uint16_t*>(weight);
   args.y = scratch_.hidden;
+  args.copy = copy;
   args.rstd = nullptr;
   args.T = item.T;
   args.H = env_.spec.hidden;
@@ -368,11 +372,11 @@ void DecoderLayer::Output(const PassItemState& item, int64_t layer, const std::b
   OutputNorm(item, out, slab + env_.layout(layer).attention_out_norm_offset, a.middle);
 }
 
-// norm, gate and up with bias and LoRA. Leaves h2 in scratch_.hidden.
+// norm, gate and up with bias and LoRA. middle_copy, unless null: gets the middle too.
 void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
-                          const GroupWeight& w, const LayerActivations& a) {
+                          const GroupWeight& w, const LayerActivations& a, std::byte* middle_copy) {
   const int64_t width = 2 * env_.spec.intermediate;
-  Norm(item, a.middle, slab + env_.layout(layer).post_attention_norm_offset);
+  Norm(item, a.middle, slab + env_.layout(layer).post_attention_norm_offset, middle_copy);
   LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width,
                 BiasRows(item, layer, slab, Group::kGateUp, a.gate_up, width));
   LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
@@ -385,11 +389,9 @@ void DecoderLayer::Down(const PassItemState& item, int64_t layer, const std::byt
   const int64_t h = env_.spec.hidden;
   const bool normed = env_.spec.post_norms;
   std::byte* out = normed ? At(item.output, item.T * h, env_.act_bytes) : item.output;
-  // The sum is made in place whether the middle is kept or not: cuBLASLt rounds otherwise where the
-  // residual lies apart, and the placement must not decide bits.
-  if (!normed && a.middle != out) {
-    env_.backend->CopyOnDevice(out, a.middle, item.T * h * env_.act_bytes);
-  }
+  // The sum is made in place whether the middle is kept (the norm before gate and up has copied it
+  // then) or not: cuBLASLt rounds otherwise where the residual lies apart, and the placement must
+  // not decide bits.
   LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : out);
   Bias(item, layer, slab, Group::kDown, out, h);
   LoraForward(env_, item, layer, Group::kDown, item.work, LowRank(item, Group::kDown, a), out, h,

@@ -88,8 +88,17 @@ class DecoderLayer {
   }
   std::byte* LowRank(const PassItemState& item, Group g, const LayerActivations& a) const;
 
-  void Norm(const PassItemState& item, const std::byte* x, const std::byte* weight);
-  void NormBackward(const PassItemState& item, const std::byte* x, const std::byte* weight);
+  // Into scratch_.hidden; copy, unless null: gets x.
+  void Norm(const PassItemState& item, const std::byte* x, const std::byte* weight,
+            std::byte* copy = nullptr);
+  void NormBackward(const PassItemState& item, const std::byte* x, const std::byte* weight,
+                    float* rstd);
+  void InputGradient(const PassItemState& item, int64_t layer, Group group, const std::byte* dy,
+                     const GroupWeight& w, std::byte* dx);
+  void NormedGroupBackward(const PassItemState& item, int64_t layer, Group group,
+                           const std::byte* dy, int64_t ldy, const std::byte* u,
+                           const GroupWeight& w, const std::byte* x, const std::byte* norm,
+                           bool input);
   // y += norm(x), and dx from item.grad: the norm of an output, before the residual.
   void OutputNorm(const PassItemState& item, const std::byte* x, const std::byte* weight,
                   std::byte* y);
@@ -114,7 +123,7 @@ class DecoderLayer {
   void Output(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
               const LayerActivations& a);
   void GateUp(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
-              const LayerActivations& a);
+              const LayerActivations& a, std::byte* middle_copy);
   void Down(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
             const LayerActivations& a);
 

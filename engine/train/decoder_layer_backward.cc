@@ -128,9 +128,7 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
   if (!kept) {
     a.gate_up = mlp_again.gate_up;
     a.mlp_low_rank = mlp_again.mlp_low_rank;
-    GateUp(item, layer, slab, w, a);
-  } else if (item.lora->adapts(Group::kGateUp)) {
-    Norm(item, a.middle, norm);  // h2, for dA
+    GateUp(item, layer, slab, w, a, /*middle_copy=*/nullptr);
   }
   if (item.lora->adapts(Group::kDown)) {
     std::byte* u = LowRank(item, Group::kDown, a);
@@ -144,10 +142,41 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
                  item.back_work, scratch_.lora);
   }
   env_.backend->SwigluBackward({a.gate_up, item.back_work, a.gate_up, item.T, inner, gate});
-  LinearBackward(env_, a.gate_up, item.T, w, scratch_.d_hidden);
-  LoraBackward(env_, item, layer, Group::kGateUp, a.gate_up, 2 * inner, scratch_.hidden,
-               LowRank(item, Group::kGateUp, a), scratch_.d_hidden, scratch_.lora);
-  NormBackward(item, a.middle, norm);
+  NormedGroupBackward(item, layer, Group::kGateUp, a.gate_up, 2 * inner,
+                      LowRank(item, Group::kGateUp, a), w, a.middle, norm, /*input=*/true);
+}
+
+// dx = dy W + drop(du A), du as LoraBackwardUp has left it. Adapters first, unless dropout stands
+// between, and the product on top: the sum is rounded once, and theirs is only written.
+void DecoderLayer::InputGradient(const PassItemState& item, int64_t layer, Group group,
+                                 const std::byte* dy, const GroupWeight& w, std::byte* dx) {
+  const bool first = item.lora->adapts(group) && !LoraDrops(item);
+  if (first) LoraBackwardInput(env_, item, layer, group, /*accumulate=*/false, dx, scratch_.lora);
+  LinearBackward(env_, dy, item.T, w, dx, /*accumulate=*/first);
+  if (!first) LoraBackwardInput(env_, item, layer, group, /*accumulate=*/true, dx, scratch_.lora);
+}
+
+// The backward of a group whose input is norm(x): its adapters' gradients, and the gradient of x
+// added to item.grad unless nobody wants it (`input` false). dA norms x on its way, by the rstd
+// that the norm's backward tells; dropout and layer 0 have the norm's output made again.
+void DecoderLayer::NormedGroupBackward(const PassItemState& item, int64_t layer, Group group,
+                                       const std::byte* dy, int64_t ldy, const std::byte* u,
+                                       const GroupWeight& w, const std::byte* x,
+                                       const std::byte* norm, bool input) {
+  const bool adapts = item.lora->adapts(group);
+  const bool on_its_way = adapts && input && !LoraDrops(item);
+  LoraBackwardUp(env_, item, layer, group, dy, ldy, u, scratch_.lora);
+  if (adapts && !on_its_way) {
+    Norm(item, x, norm);
+    LoraBackwardDown(env_, item, layer, group, scratch_.hidden, scratch_.lora);
+  }
+  if (!input) return;
+  InputGradient(item, layer, group, dy, w, scratch_.d_hidden);
+  float* rstd = on_its_way ? reinterpret_cast<float*>(scratch_.hidden) : nullptr;
+  NormBackward(item, x, norm, rstd);
+  if (!on_its_way) return;
+  LoraBackwardDown(env_, item, layer, group, LoraNorm{x, norm, scratch_.hidden}, rstd,
+                   scratch_.lora);
 }
 
 absl::Status DecoderLayer::BackwardAttention(int64_t layer, const std::byte* slab) {
@@ -194,9 +223,10 @@ void DecoderLayer::BackwardOutput(const PassItemState& item, int64_t layer, cons
                        scratch_.d_hidden);
     dy = scratch_.d_hidden;
   }
-  LinearBackward(env_, dy, item.T, w, item.back_work);
-  LoraBackward(env_, item, layer, Group::kO, dy, env_.spec.hidden, a.attention,
-               LowRank(item, Group::kO, a), item.back_work, scratch_.lora);
+  LoraBackwardUp(env_, item, layer, Group::kO, dy, env_.spec.hidden, LowRank(item, Group::kO, a),
+                 scratch_.lora);
+  LoraBackwardDown(env_, item, layer, Group::kO, a.attention, scratch_.lora);
+  InputGradient(item, layer, Group::kO, dy, w, item.back_work);
 }
 
 void DecoderLayer::HeadNormsBackward(const PassItemState& item, int64_t layer,
@@ -269,24 +299,20 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   Rope(item, layer, d_qkv, nq, true);
   HeadNormsBackward(item, layer, slab, a, d_qkv);
 
-  const std::byte* x = item.input;
-  const std::byte* norm = slab + env_.layout(layer).input_norm_offset;
-  if (item.lora->adapts(Group::kQkv)) Norm(item, x, norm);  // h1, for dA
-  std::byte* d_hidden = layer > 0 ? scratch_.d_hidden : nullptr;
-  if (layer > 0) LinearBackward(env_, d_qkv, item.T, w, d_hidden);
-  LoraBackward(env_, item, layer, Group::kQkv, d_qkv, nq, scratch_.hidden,
-               LowRank(item, Group::kQkv, a), d_hidden, scratch_.lora);
-  if (layer > 0) NormBackward(item, x, norm);
+  NormedGroupBackward(item, layer, Group::kQkv, d_qkv, nq, LowRank(item, Group::kQkv, a), w,
+                      item.input, slab + env_.layout(layer).input_norm_offset,
+                      /*input=*/layer > 0);
 }
 
 // grad += the norm's backward of scratch_.d_hidden, at input x.
 void DecoderLayer::NormBackward(const PassItemState& item, const std::byte* x,
-                                const std::byte* weight) {
+                                const std::byte* weight, float* rstd) {
   kernels::RmsNormBackwardArgs args;
   args.dy = scratch_.d_hidden;
   args.x = x;
   args.weight = reinterpret_cast<const uint16_t*>(weight);
   args.rstd = nullptr;
+  args.rstd_out = rstd;
   args.dx = item.grad;
   args.T = item.T;
   args.H = env_.spec.hidden;

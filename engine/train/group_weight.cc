@@ -102,7 +102,8 @@ void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeig
   env.progress->fetch_add(1, std::memory_order_relaxed);
 }
 
-void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWeight& w, void* dx) {
+void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWeight& w, void* dx,
+                    bool accumulate) {
   GemmArgs g;
   g.transpose_a = false;
   g.transpose_b = false;
@@ -110,7 +111,7 @@ void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWe
   g.N = w.cols;
   g.K = w.rows;
   g.alpha = 1;
-  g.beta = 0;
+  g.beta = accumulate ? 1 : 0;
   g.A = dy;
   g.lda = w.rows;
   g.B = w.data;

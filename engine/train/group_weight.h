@@ -34,7 +34,8 @@ GroupWeight MakeBf16Weight(const PassEnv& env, const std::byte* bf16, int64_t ro
 void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeight& w, void* y,
                    int64_t ldy, const void* residual);
 // dx [T, cols] = dy [T, rows] W; rows of dy are w.rows apart.
-void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWeight& w, void* dx);
+void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWeight& w, void* dx,
+                    bool accumulate = false);
 
 }  // namespace soup::engine
 

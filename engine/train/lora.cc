@@ -1,5 +1,6 @@
 #include "engine/train/lora.h"
 
+#include "engine/base/log.h"
 #include "kernels/lora_products.h"
 
 namespace soup::engine {
@@ -7,6 +8,8 @@ namespace soup::engine {
 static_assert(LowRankColumns(1) == kernels::LoraColumns(1) &&
                   LowRankColumns(13) == kernels::LoraColumns(13),
               "the plan's columns are the ops'");
+
+bool LoraDrops(const PassItemState& item) { return item.train && item.lora->dropout > 0; }
 
 namespace {
 
@@ -18,8 +21,6 @@ uint64_t StreamLow(const PassItemState& item, int64_t layer, Module m) {
   return static_cast<uint64_t>(item.micro_batch) << 32 | static_cast<uint64_t>(layer) << 8 |
          static_cast<uint64_t>(m);
 }
-
-bool Drops(const PassItemState& item) { return item.train && item.lora->dropout > 0; }
 
 void Drop(const PassEnv& env, const PassItemState& item, int64_t layer, Module m,
           const std::byte* x, std::byte* y, int64_t width) {
@@ -41,7 +42,7 @@ template <typename Run>
 void ForEachInput(const PassEnv& env, const PassItemState& item, int64_t layer,
                   const LoraSite& site, const std::byte* x, const LoraScratch& scratch,
                   const Run& run) {
-  const bool drops = Drops(item);
+  const bool drops = LoraDrops(item);
   if (!drops && item.lora->columns() == item.lora->r) return run(0, site.linears.count, x);
   for (int32_t i = 0; i < site.linears.count; ++i) {
     if (drops) Drop(env, item, layer, site.modules[i], x, scratch.dropped, site.in);
@@ -108,17 +109,25 @@ void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, G
       {site.linears, u, site.b, y, item.T, item.lora->r, ldy, item.lora->scale, accumulate});
 }
 
-void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
-                  const std::byte* dy, int64_t ldy, const std::byte* x, const std::byte* u,
-                  std::byte* dx, const LoraScratch& scratch) {
+void LoraBackwardUp(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
+                    const std::byte* dy, int64_t ldy, const std::byte* u,
+                    const LoraScratch& scratch) {
+  if (!item.lora->adapts(group)) return;
+  const LoraSite& site = item.lora->site(layer, group);
+  const int64_t r = item.lora->r;
+  std::byte* du = scratch.d_low_rank;
+  ZeroFill(env, item, site.linears.count * item.lora->columns(), du);
+  env.backend->LoraBack({site.linears, dy, site.b, du, item.T, r, ldy, item.lora->scale});
+  env.backend->LoraGrad({site.linears, dy, u, site.grad_b, item.T, r, ldy, item.lora->scale});
+}
+
+void LoraBackwardDown(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
+                      const std::byte* x, const LoraScratch& scratch) {
   if (!item.lora->adapts(group)) return;
   const LoraSite& site = item.lora->site(layer, group);
   const int64_t r = item.lora->r, columns = item.lora->columns();
   const int64_t width = site.linears.count * columns;
-  std::byte* du = scratch.d_low_rank;
-  ZeroFill(env, item, width, du);
-  env.backend->LoraBack({site.linears, dy, site.b, du, item.T, r, ldy, item.lora->scale});
-  env.backend->LoraGrad({site.linears, dy, u, site.grad_b, item.T, r, ldy, item.lora->scale});
+  const std::byte* du = scratch.d_low_rank;
   ForEachInput(env, item, layer, site, x, scratch,
                [&](int32_t first, int32_t count, const std::byte* input) {
                  GemmArgs g = Product(count * r, site.in, item.T);  // dA += du^T input
@@ -133,12 +142,45 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
                  g.ldc = site.in;
                  env.backend->Gemm(g);
                });
-  if (dx == nullptr) return;
-  if (!Drops(item)) {
+}
+
+void LoraBackwardDown(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
+                      const LoraNorm& norm, const float* rstd, const LoraScratch& scratch) {
+  if (!item.lora->adapts(group)) return;
+  SOUP_CHECK(!LoraDrops(item));
+  const LoraSite& site = item.lora->site(layer, group);
+  const int64_t r = item.lora->r, columns = item.lora->columns();
+  ForEachInput(env, item, layer, site, norm.normed, scratch,
+               [&](int32_t first, int32_t count, const std::byte*) {
+                 kernels::LoraNormedGradArgs a{};
+                 a.du = At(scratch.d_low_rank, first * columns, env.act_bytes);
+                 a.x = norm.x;
+                 a.weight = reinterpret_cast<const uint16_t*>(norm.weight);
+                 a.rstd = rstd;
+                 a.normed = norm.normed;
+                 a.grad_a = site.grad_a + first * r * site.in;
+                 a.T = item.T;
+                 a.R = count * r;
+                 a.H = site.in;
+                 a.ldu = site.linears.count * columns;
+                 a.eps = static_cast<float>(env.spec.rms_eps);
+                 a.weight_offset = static_cast<float>(env.spec.norm_offset);
+                 env.backend->LoraNormedGrad(a);
+               });
+}
+
+void LoraBackwardInput(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
+                       bool accumulate, std::byte* dx, const LoraScratch& scratch) {
+  if (!item.lora->adapts(group)) return;
+  const LoraSite& site = item.lora->site(layer, group);
+  const int64_t r = item.lora->r, columns = item.lora->columns();
+  const int64_t width = site.linears.count * columns;
+  const std::byte* du = scratch.d_low_rank;
+  if (!LoraDrops(item)) {
     ForEachInput(env, item, layer, site, nullptr, scratch,
                  [&](int32_t first, int32_t count, const std::byte*) {
-                   GemmArgs g = Product(item.T, site.in, count * r);  // dx += du A
-                   g.beta = 1;
+                   GemmArgs g = Product(item.T, site.in, count * r);  // dx (+)= du A
+                   g.beta = accumulate || first > 0 ? 1 : 0;
                    g.A = At(du, first * columns, env.act_bytes);
                    g.lda = width;
                    g.B = At(site.a, first * r * site.in, env.act_bytes);
@@ -149,6 +191,7 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
                  });
     return;
   }
+  SOUP_CHECK(accumulate);
   for (int32_t i = 0; i < site.linears.count; ++i) {
     GemmArgs g = Product(item.T, site.in, r);  // d dropped = du A of one linear
     g.A = At(du, i * columns, env.act_bytes);
@@ -161,6 +204,14 @@ void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, 
     Drop(env, item, layer, site.modules[i], scratch.d_dropped, scratch.d_dropped, site.in);
     env.backend->Axpy({scratch.d_dropped, dx, item.T * site.in, 1.0f, true});
   }
+}
+
+void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
+                  const std::byte* dy, int64_t ldy, const std::byte* x, const std::byte* u,
+                  std::byte* dx, const LoraScratch& scratch) {
+  LoraBackwardUp(env, item, layer, group, dy, ldy, u, scratch);
+  LoraBackwardDown(env, item, layer, group, x, scratch);
+  LoraBackwardInput(env, item, layer, group, /*accumulate=*/true, dx, scratch);
 }
 
 }  // namespace soup::engine

@@ -38,8 +38,33 @@ void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, G
                  const std::byte* x, std::byte* u, std::byte* y, int64_t ldy, bool accumulate,
                  const LoraScratch& scratch);
 
-// dB += s * dy^T u, dA += du^T drop(x) with du = s * dy B; dx [T, in] += drop(du A), unless dx is
-// null. Nothing when no linear of the group is adapted.
+// The norm that made an adapted input: norm(x). `normed`: scratch for it, act [T, H].
+struct LoraNorm {
+  const std::byte* x = nullptr;
+  const std::byte* weight = nullptr;
+  std::byte* normed = nullptr;
+};
+
+// Whether dropout stands between the input and the adapters.
+bool LoraDrops(const PassItemState& item);
+
+// The parts of the backward; each does nothing when no linear of the group is adapted. First du = s
+// * dy B, into scratch, and dB += s * dy^T u.
+void LoraBackwardUp(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
+                    const std::byte* dy, int64_t ldy, const std::byte* u,
+                    const LoraScratch& scratch);
+// dA += du^T drop(x).
+void LoraBackwardDown(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
+                      const std::byte* x, const LoraScratch& scratch);
+// The same for the input norm(x), which need not be there; rstd is what the norm's backward has
+// told. Not with dropout.
+void LoraBackwardDown(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
+                      const LoraNorm& norm, const float* rstd, const LoraScratch& scratch);
+// dx [T, in] += drop(du A); without accumulate =, not with dropout.
+void LoraBackwardInput(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
+                       bool accumulate, std::byte* dx, const LoraScratch& scratch);
+
+// All of them, added to dx.
 void LoraBackward(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                   const std::byte* dy, int64_t ldy, const std::byte* x, const std::byte* u,
                   std::byte* dx, const LoraScratch& scratch);

@@ -163,6 +163,32 @@ cudaError_t LoraGrad(const LoraGradArgs& a, cudaStream_t stream) {
                  a.r, false, stream);
 }
 
+cudaError_t LoraNormedGrad(const LoraNormedGradArgs& a, cudaStream_t stream) {
+  if (!LoraNormedGradTaken(a) || !Aligned16(a.x) || !Aligned16(a.du)) return cudaErrorInvalidValue;
+  if (a.T == 0) return cudaSuccess;
+  GradArgs g{OneStrip(a.H),
+             In(a.x),
+             In(a.du),
+             a.grad_a,
+             static_cast<int>(a.T),
+             static_cast<int>(a.R),
+             static_cast<int>(a.ldu),
+             static_cast<int>(a.H),
+             a.H,
+             1.f};
+  g.rstd = a.rstd;
+  g.weight = reinterpret_cast<const bf16*>(a.weight);
+  g.weight_offset = a.weight_offset;
+  switch (a.R / 8) {
+    case 1:
+      return Grad<1, true, true>(g, stream);
+    case 2:
+      return Grad<2, true, true>(g, stream);
+    default:
+      return Grad<3, true, true>(g, stream);
+  }
+}
+
 bool SkinnyTakes(const GemmArgs& a) {
   if (a.addend != nullptr || a.a_type != Operand::kAct || a.M == 0) return false;
   const bool f32 = a.c_type == Operand::kF32;

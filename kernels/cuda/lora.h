@@ -18,9 +18,12 @@ namespace soup::kernels::cuda {
 cudaError_t LoraUp(const LoraUpArgs& args, cudaStream_t stream);
 cudaError_t LoraBack(const LoraBackArgs& args, cudaStream_t stream);
 cudaError_t LoraGrad(const LoraGradArgs& args, cudaStream_t stream);
+// LoraNormedGradTaken of kernels/lora_products.h; x, du 16-byte aligned.
+cudaError_t LoraNormedGrad(const LoraNormedGradArgs& args, cudaStream_t stream);
 
-// A plain product with a rank among its sizes, of one of three forms: x A^T [M, N = rank], du A
-// added to dx [M, N] with K = rank, du^T x added to fp32 [M = rank, N].
+// A plain product with a rank among its sizes, of one of three forms: x A^T [M, N = rank]; dx [M,
+// N]
+// (+)= du A with K = rank; du^T x added to fp32 [M = rank, N].
 bool SkinnyTakes(const GemmArgs& args);
 cudaError_t SkinnyGemm(const GemmArgs& args, cudaStream_t stream);
 

@@ -60,10 +60,13 @@ __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
   const int runs = (a.T + kGradRun - 1) / kGradRun;
   const uint32_t ring = attention::SharedAddress(shared) + warp * Shape::kRingBytes;
 
+  // Each 1 KB of a row, what memory is good at, is taken by CTAs that walk together; others begin
+  // elsewhere, so that not all read the same rows of u at once.
+  const int turn = blockIdx.x / 16 * 2 * kGradWarps % runs;
   // A row of 64 bytes keeps its 16-byte chunk c at c ^ (row / 2 & 3): ldmatrix without conflicts.
   const auto copy = [&](int run, uint32_t to) {
     if (run < runs) {
-      const int t0 = run * kGradRun;
+      const int t0 = (run + turn < runs ? run + turn : run + turn - runs) * kGradRun;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = (lane >> 2) + 8 * i, chunk = lane & 3;

@@ -63,19 +63,23 @@ __global__ void __launch_bounds__(32 * kReduceWarps)
   const int runs = a.strips.width[strip] / 32;
   const uint32_t own = attention::SharedAddress(shared) + warp * 2 * M * 512 + lane * 16;
 
+  // CTAs begin at different runs, so that not all read the same rows of W at once.
+  const int turn = blockIdx.x * kWarps % runs;
+  const auto turned = [&](int run) { return run + turn < runs ? run + turn : run + turn - runs; };
   const auto copy = [&](int run, uint32_t to) {
     if (run < runs) {
+      const int column = 32 * turned(run);
 #pragma unroll
       for (int i = 0; i < 2 * M; ++i) {
         const int t = t0 + 8 * i + g;
-        attention::CopyAsync16(to + 512 * i, y0 + static_cast<int64_t>(t) * a.ldy + 32 * run,
+        attention::CopyAsync16(to + 512 * i, y0 + static_cast<int64_t>(t) * a.ldy + column,
                                t < a.T);
       }
     }
     attention::CommitCopies();
   };
   uint32_t w[N8][4], next_w[N8][4];
-  if (warp < runs) LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * warp, g, w);
+  if (warp < runs) LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * turned(warp), g, w);
 #pragma unroll
   for (int s = 0; s + 1 < kStages; ++s) copy(warp + s * kWarps, own + s * kStageBytes);
   float c[M][N8][4] = {};
@@ -83,7 +87,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps)
   for (int run = warp; run < runs; run += kWarps) {
     copy(run + (kStages - 1) * kWarps, to);
     if (run + kWarps < runs)
-      LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * (run + kWarps), g, next_w);
+      LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * turned(run + kWarps), g, next_w);
     attention::WaitCopies<kStages - 1>();
 #pragma unroll
     for (int m = 0; m < M; ++m) {

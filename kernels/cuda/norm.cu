@@ -19,7 +19,7 @@ unsigned BlockFor(int64_t H) {
 // x, y [T, H]; grid T, block BlockFor(H).
 template <typename V>
 __global__ void __launch_bounds__(kBlock)
-    ForwardKernel(const V* __restrict__ x, const uint4* __restrict__ weight, V* y,
+    ForwardKernel(const V* __restrict__ x, const uint4* __restrict__ weight, V* y, V* copy,
                   float* __restrict__ rstd, int vectors, float inv_h, float eps, float offset,
                   bool accumulate) {
   __shared__ float shared[32];
@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(kBlock)
   const float r = rsqrtf(BlockSum(sum, shared) * inv_h + eps);
   if (threadIdx.x == 0 && rstd != nullptr) rstd[blockIdx.x] = r;
   const auto write = [&](const V& from, int c) {
+    if (copy != nullptr) copy[row + c] = from;
     float f[8], w[8];
     Unpack8(from, f);
     Unpack8(__ldg(weight + c), w);
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kBlock)
 template <typename V>
 __global__ void __launch_bounds__(kBlock)
     BackwardKernel(const V* __restrict__ dy, const V* __restrict__ x,
-                   const uint4* __restrict__ weight, const float* __restrict__ rstd, V* dx,
+                   const uint4* __restrict__ weight, const float* rstd, float* rstd_out, V* dx,
                    int vectors, float inv_h, bool accumulate, float offset, float eps) {
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
@@ -105,6 +106,7 @@ __global__ void __launch_bounds__(kBlock)
     sum(x[row + c], dy[row + c], c);
   const float r =
       rstd != nullptr ? rstd[blockIdx.x] : rsqrtf(BlockSum(squares, shared) * inv_h + eps);
+  if (threadIdx.x == 0 && rstd_out != nullptr) rstd_out[blockIdx.x] = r;
   const float k = r * r * BlockSum(dot, shared) * inv_h;
   const auto write = [&](const V& vx, const V& vdy, const V& before, int c) {
     float fx[8], g[8], w[8], out[8] = {};
@@ -261,15 +263,16 @@ cudaError_t HeadNormBackward(const HeadNormBackwardArgs& a, cudaStream_t stream,
 }
 
 cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream, ActType act) {
-  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.weight))
+  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.copy) ||
+      !Aligned16(a.weight))
     return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
   return WithActType(act, [&](auto t) {
     using V = Vector<decltype(t)>;
     ForwardKernel<V><<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
         static_cast<const V*>(a.x), reinterpret_cast<const uint4*>(a.weight), static_cast<V*>(a.y),
-        a.rstd, static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.eps,
-        a.weight_offset, a.accumulate);
+        static_cast<V*>(a.copy), a.rstd, static_cast<int>(a.H / kVector),
+        1.f / static_cast<float>(a.H), a.eps, a.weight_offset, a.accumulate);
     return cudaGetLastError();
   });
 }
@@ -284,7 +287,7 @@ cudaError_t RmsNormBackward(const RmsNormBackwardArgs& a, cudaStream_t stream, A
     using V = Vector<decltype(t)>;
     BackwardKernel<V><<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
         static_cast<const V*>(a.dy), static_cast<const V*>(a.x),
-        reinterpret_cast<const uint4*>(a.weight), a.rstd, static_cast<V*>(a.dx),
+        reinterpret_cast<const uint4*>(a.weight), a.rstd, a.rstd_out, static_cast<V*>(a.dx),
         static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate,
         a.weight_offset, a.eps);
     return cudaGetLastError();

@@ -5,6 +5,7 @@
 
 #include "kernels/lora_products.h"
 #include "tests/kernels/cases.h"
+#include "tests/kernels/reference.h"
 
 namespace soup::kernels {
 namespace {
@@ -161,6 +162,36 @@ std::vector<Check> RunGradA(TestDevice& device, uint64_t seed, int64_t T, int64_
   return {CompareL2("grad_a", c.Get(), expected, GradBound(device, T))};
 }
 
+// dA [r, in] += du^T norm(x), du a column range; what the norm is written into holds rstd first.
+std::vector<Check> RunNormedGrad(TestDevice& device, uint64_t seed, int64_t T, int64_t r,
+                                 int64_t in, float weight_offset) {
+  Random random(seed);
+  const float eps = 1e-5f;
+  const int64_t ldu = r + 8;
+  const auto du = RoundTo(device.act(), random.Normals(T * ldu));
+  const auto x = RoundTo(device.act(), random.Normals(T * in, 3.0));
+  const auto w = RoundTo(Element::kBf16, random.Normals(in));
+  const auto before = RoundTo(Element::kF32, random.Normals(r * in));
+  auto plus = w;
+  for (double& v : plus) v += weight_offset;
+  const auto norm = reference::RmsNorm(x, plus, T, in, eps);
+  const DeviceTensor a(device, device.act(), du), b(device, device.act(), x),
+      weight(device, Element::kBf16, w), c(device, Element::kF32, before),
+      normed(device, Element::kF32, std::vector<double>(T * in, NAN)),
+      rstd(device, Element::kF32, norm.rstd);
+  device.Run(LoraNormedGradArgs{a.data(), b.data(), weight.as<uint16_t>(), rstd.as<float>(),
+                                normed.data(), c.as<float>(), T, r, in, ldu, eps, weight_offset});
+  auto expected = before;
+  for (int64_t t = 0; t < T; ++t) {
+    for (int64_t i = 0; i < r; ++i) {
+      for (int64_t j = 0; j < in; ++j) {
+        expected[i * in + j] += du[t * ldu + i] * norm.y[t * in + j];
+      }
+    }
+  }
+  return {CompareL2("grad_a", c.Get(), expected, GradBound(device, T) + device.epsilon())};
+}
+
 }  // namespace
 
 void AppendLoraCases(std::vector<OpCase>* cases) {
@@ -187,8 +218,12 @@ void AppendLoraCases(std::vector<OpCase>* cases) {
   }
   for (const int64_t r : {8, 16, 24, 48, 64}) {
     for (const int64_t T : {64, 777}) {
-      cases->push_back({"lora_grad_a_T" + std::to_string(T) + "_r" + std::to_string(r), 0,
+      const std::string name = "_T" + std::to_string(T) + "_r" + std::to_string(r);
+      cases->push_back({"lora_grad_a" + name, 0,
                         [=](auto& d, auto seed) { return RunGradA(d, seed, T, r, 192); }});
+      cases->push_back({"lora_normed_grad" + name, 0, [=](auto& d, auto seed) {
+                          return RunNormedGrad(d, seed, T, r, 192, r == 16 ? 1.0f : 0.0f);
+                        }});
     }
   }
 }

@@ -31,6 +31,7 @@ std::vector<Check> RunRmsNormForward(TestDevice& device, uint64_t seed, int64_t 
   const DeviceTensor y(device, device.act(),
                        variant.accumulate ? before : std::vector<double>(T * H, NAN));
   const DeviceTensor rstd(device, Element::kF32, std::vector<double>(T, NAN));
+  const DeviceTensor copy(device, device.act(), std::vector<double>(T * H, NAN));
   device.Run(RmsNormForwardArgs{.x = dx.data(),
                                 .weight = dw.as<uint16_t>(),
                                 .y = y.data(),
@@ -39,11 +40,14 @@ std::vector<Check> RunRmsNormForward(TestDevice& device, uint64_t seed, int64_t 
                                 .H = H,
                                 .eps = eps,
                                 .weight_offset = variant.weight_offset,
-                                .accumulate = variant.accumulate});
+                                .accumulate = variant.accumulate,
+                                .copy = variant.rstd ? copy.data() : nullptr});
   auto expected = reference::RmsNorm(x, Plus(w, variant.weight_offset), T, H, eps);
   for (int64_t i = 0; variant.accumulate && i < T * H; ++i) expected.y[i] += before[i];
   std::vector<Check> checks = {CompareL2("y", y.Get(), expected.y, 2 * device.epsilon())};
-  if (variant.rstd) checks.push_back(CompareL2("rstd", rstd.Get(), expected.rstd, 4 * 0x1p-24));
+  if (!variant.rstd) return checks;
+  checks.push_back(CompareL2("rstd", rstd.Get(), expected.rstd, 4 * 0x1p-24));
+  checks.push_back(CompareExactly("copy", copy.Get(), x));
   return checks;
 }
 
@@ -60,6 +64,7 @@ std::vector<Check> RunRmsNormBackward(TestDevice& device, uint64_t seed, int64_t
   const DeviceTensor device_dy(device, device.act(), dy);
   const DeviceTensor device_w(device, Element::kBf16, w);
   const DeviceTensor device_rstd(device, Element::kF32, rstd);
+  const DeviceTensor rstd_out(device, Element::kF32, std::vector<double>(T, NAN));
   const DeviceTensor dx(device, device.act(),
                         accumulate ? before : std::vector<double>(T * H, NAN));
   device.Run(RmsNormBackwardArgs{.dy = device_dy.data(),
@@ -71,12 +76,14 @@ std::vector<Check> RunRmsNormBackward(TestDevice& device, uint64_t seed, int64_t
                                  .H = H,
                                  .accumulate = accumulate,
                                  .weight_offset = variant.weight_offset,
-                                 .eps = eps});
+                                 .eps = eps,
+                                 .rstd_out = rstd_out.as<float>()});
   auto expected = reference::RmsNormGrad(dy, x, Plus(w, variant.weight_offset), T, H, eps);
   if (accumulate) {
     for (size_t i = 0; i < expected.size(); ++i) expected[i] += before[i];
   }
-  return {CompareL2("dx", dx.Get(), expected, 4 * device.epsilon())};
+  return {CompareL2("dx", dx.Get(), expected, 4 * device.epsilon()),
+          CompareL2("rstd", rstd_out.Get(), rstd, 4 * 0x1p-24)};
 }
 
 struct HeadNormCase {

@@ -65,6 +65,10 @@ class CpuDevice : public TestDevice {
   void Run(const LoraUpArgs& args) override { Products(args); }
   void Run(const LoraBackArgs& args) override { Products(args); }
   void Run(const LoraGradArgs& args) override { Products(args); }
+  void Run(const LoraNormedGradArgs& args) override {
+    cpu::RmsNormForward(NormOf(args), context_);
+    cpu::Gemm(ProductOf(args), context_);
+  }
   void Run(const AxpyArgs& args) override { cpu::Axpy(args, context_); }
   void Run(const DropoutArgs& args) override { cpu::Dropout(args, context_); }
   void Run(const GatherActRowsArgs& args) override { cpu::GatherActRows(args, context_); }

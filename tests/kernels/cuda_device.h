@@ -139,6 +139,14 @@ class CudaDevice : public TestDevice {
     if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
     Check(cuda::LoraGrad(a, nullptr), "LoraGrad");
   }
+  void Run(const LoraNormedGradArgs& a) override {
+    if (!f32() && LoraNormedGradTaken(a)) {
+      Check(cuda::LoraNormedGrad(a, nullptr), "LoraNormedGrad");
+      return;
+    }
+    Run(NormOf(a));
+    Run(ProductOf(a));
+  }
   void Run(const AxpyArgs& a) override { Check(cuda::Axpy(a, nullptr, act_), "Axpy"); }
   void Run(const DropoutArgs& a) override { Check(cuda::Dropout(a, nullptr, act_), "Dropout"); }
   void Run(const GatherActRowsArgs& a) override {

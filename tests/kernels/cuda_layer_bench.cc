@@ -110,7 +110,8 @@ void Print(const char* name, const Totals& t) {
 void Elementwise(int64_t T, Totals* totals) {
   const Sets x(T * kHidden, 6), y(T * kHidden, 6), z(T * kHidden, 6), w(kHidden, 1);
   const double hidden = 2.0 * T * kHidden;
-  Report(totals, "copy", 1, 2 * hidden, [&](int i) {
+  Totals beside;
+  Report(&beside, "(copy)", 1, 2 * hidden, [&](int i) {
     Must(cudaMemcpyAsync(y(i), x(i), static_cast<size_t>(hidden), cudaMemcpyDeviceToDevice),
          "copy");
   });
@@ -119,9 +120,15 @@ void Elementwise(int64_t T, Totals* totals) {
   f.T = T;
   f.H = kHidden;
   f.eps = 1e-5f;
-  Report(totals, "norm forward", 3, 2 * hidden, [&](int i) {
+  Report(totals, "norm forward", 1, 2 * hidden, [&](int i) {
     f.x = x(i);
     f.y = y(i);
+    Must(cuda::RmsNormForward(f, nullptr), "norm");
+  });
+  Report(totals, "norm forward and copy", 1, 3 * hidden, [&](int i) {
+    f.x = x(i);
+    f.y = y(i);
+    f.copy = z(i);
     Must(cuda::RmsNormForward(f, nullptr), "norm");
   });
   RmsNormBackwardArgs b{};
@@ -170,7 +177,8 @@ void RopeAndGate(int64_t T, Totals* totals) {
 }
 
 // The adapters of linears of these widths that read one input of kHidden columns.
-void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths, bool up_adds, Totals* totals) {
+void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths, bool up_adds, bool normed,
+          Totals* totals) {
   LoraLinears linears{};
   int64_t rows = 0;
   for (const int64_t width : widths) {
@@ -201,13 +209,24 @@ void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths, bool up_adds
                         nullptr),
          "grad");
   });
-  Report(totals, named("lora dA").c_str(), 1, hidden, [&](int i) {
-    skinny({true, false, R, kHidden, T, 1, 1, u(i), R, x(i), kHidden, grad(0), kHidden, act, act,
-            f32});
-  });
-  Report(totals, named("lora dx").c_str(), 1, 2 * hidden, [&](int i) {
+  if (normed) {
+    const Sets weight(kHidden, 1), rstd(2 * T, 1);
+    Report(totals, named("lora dA, normed").c_str(), 1, hidden, [&](int i) {
+      Must(cuda::LoraNormedGrad(
+               {u(i), x(i), static_cast<uint16_t*>(weight(0)), static_cast<float*>(rstd(0)),
+                nullptr, static_cast<float*>(grad(0)), T, R, kHidden, R, 1e-5f},
+               nullptr),
+           "dA");
+    });
+  } else {
+    Report(totals, named("lora dA").c_str(), 1, hidden, [&](int i) {
+      skinny({true, false, R, kHidden, T, 1, 1, u(i), R, x(i), kHidden, grad(0), kHidden, act, act,
+              f32});
+    });
+  }
+  Report(totals, named("lora dx").c_str(), 1, hidden, [&](int i) {
     skinny(
-        {false, false, T, kHidden, R, 1, 1, u(i), R, a(0), kHidden, x(i), kHidden, act, act, act});
+        {false, false, T, kHidden, R, 1, 0, u(i), R, a(0), kHidden, x(i), kHidden, act, act, act});
   });
 }
 
@@ -223,8 +242,8 @@ int main(int argc, char** argv) {
   soup::kernels::RopeAndGate(T, &elementwise);
   soup::kernels::Print("elementwise, a layer", elementwise);
   soup::kernels::Lora(T, r, {soup::kernels::kQ, soup::kernels::kKv, soup::kernels::kKv}, false,
-                      &lora);
-  soup::kernels::Lora(T, r, {soup::kernels::kHidden}, true, &lora);
+                      true, &lora);
+  soup::kernels::Lora(T, r, {soup::kernels::kHidden}, true, false, &lora);
   soup::kernels::Print("lora, a layer", lora);
   return 0;
 }

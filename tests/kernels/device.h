@@ -56,6 +56,7 @@ class TestDevice {
   virtual void Run(const LoraUpArgs& args) = 0;
   virtual void Run(const LoraBackArgs& args) = 0;
   virtual void Run(const LoraGradArgs& args) = 0;
+  virtual void Run(const LoraNormedGradArgs& args) = 0;
   virtual void Run(const AxpyArgs& args) = 0;
   virtual void Run(const DropoutArgs& args) = 0;
   virtual void Run(const GatherActRowsArgs& args) = 0;

@@ -61,6 +61,7 @@ class WrappedDevice : public TestDevice {
   void Run(const LoraUpArgs& args) override { RunOrReplace(args); }
   void Run(const LoraBackArgs& args) override { RunOrReplace(args); }
   void Run(const LoraGradArgs& args) override { RunOrReplace(args); }
+  void Run(const LoraNormedGradArgs& args) override { RunOrReplace(args); }
   void Run(const AxpyArgs& args) override { RunOrReplace(args); }
   void Run(const DropoutArgs& args) override { RunOrReplace(args); }
   void Run(const GatherActRowsArgs& args) override { RunOrReplace(args); }
@@ -96,12 +97,12 @@ class WrappedDevice : public TestDevice {
       Replacement<RopeArgs>, Replacement<AttentionForwardArgs>, Replacement<AttentionBackwardArgs>,
       Replacement<SwigluForwardArgs>, Replacement<SwigluBackwardArgs>, Replacement<GemmArgs>,
       Replacement<LoraUpArgs>, Replacement<LoraBackArgs>, Replacement<LoraGradArgs>,
-      Replacement<AxpyArgs>, Replacement<DropoutArgs>, Replacement<GatherActRowsArgs>,
-      Replacement<ScatterActRowsArgs>, Replacement<LossSliceArgs>, Replacement<LossTargetRowsArgs>,
-      Replacement<LossFinishArgs>, Replacement<RouteArgs>, Replacement<RouteBackwardArgs>,
-      Replacement<ListExpertsArgs>, Replacement<GatherEntriesArgs>, Replacement<ScatterEntriesArgs>,
-      Replacement<EntryGradArgs>, Replacement<AddF32Args>, Replacement<SumSquaresArgs>,
-      Replacement<AdamWArgs>>
+      Replacement<LoraNormedGradArgs>, Replacement<AxpyArgs>, Replacement<DropoutArgs>,
+      Replacement<GatherActRowsArgs>, Replacement<ScatterActRowsArgs>, Replacement<LossSliceArgs>,
+      Replacement<LossTargetRowsArgs>, Replacement<LossFinishArgs>, Replacement<RouteArgs>,
+      Replacement<RouteBackwardArgs>, Replacement<ListExpertsArgs>, Replacement<GatherEntriesArgs>,
+      Replacement<ScatterEntriesArgs>, Replacement<EntryGradArgs>, Replacement<AddF32Args>,
+      Replacement<SumSquaresArgs>, Replacement<AdamWArgs>>
       replacements_;
   std::unique_ptr<TestDevice> inner_;
   std::vector<uint8_t> downloads_;

@@ -42,6 +42,8 @@ void RmsNormForwardLoop(const RmsNormForwardArgs& args, int64_t begin, int64_t e
     float* __restrict y = static_cast<float*>(args.y) + t * H;
     const float rstd = Rstd(x, H, args.eps);
     if (args.rstd != nullptr) args.rstd[t] = rstd;
+    float* copy = args.copy != nullptr ? static_cast<float*>(args.copy) + t * H : nullptr;
+    for (int64_t i = 0; copy != nullptr && i < H; ++i) copy[i] = x[i];
     if (args.accumulate) {
       for (int64_t i = 0; i < H; ++i) y[i] += (x[i] * rstd) * (WidenBf16(args.weight[i]) + offset);
     } else {
@@ -54,9 +56,10 @@ void RmsNormBackwardLoop(const RmsNormBackwardArgs& args, int64_t begin, int64_t
   const int64_t H = args.H;
   for (int64_t t = begin; t < end; ++t) {
     const float* x = static_cast<const float*>(args.x) + t * H;
+    const float rstd = args.rstd != nullptr ? args.rstd[t] : Rstd(x, H, args.eps);
+    if (args.rstd_out != nullptr) args.rstd_out[t] = rstd;
     BackwardRow(static_cast<const float*>(args.dy) + t * H, x, args.weight, args.weight_offset,
-                args.rstd != nullptr ? args.rstd[t] : Rstd(x, H, args.eps), H, args.accumulate,
-                static_cast<float*>(args.dx) + t * H);
+                rstd, H, args.accumulate, static_cast<float*>(args.dx) + t * H);
   }
 }
 

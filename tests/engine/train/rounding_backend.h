@@ -77,6 +77,9 @@ class RoundingBackend : public bench::ForwardingBackend {
     const int64_t n = a.linears.count * kernels::LoraColumns(a.r);
     Round(a.du, a.T, n, n);
   }
+  void LoraNormedGrad(const kernels::LoraNormedGradArgs& a) override {
+    Backend::LoraNormedGrad(a);  // the norm's output is rounded
+  }
   void Axpy(const kernels::AxpyArgs& a) override {
     next().Axpy(a);
     Round(a.y, 1, a.n, a.n);
