@@ -136,7 +136,7 @@ constexpr JobKey kKeys[] = {
      .key = "init_from",
      .kind = KeyKind::kAdapterFolder,
      .meaning = "A folder with adapter_model.safetensors and adapter_config.json to go on from; "
-                "both are uploaded."},
+                "both are uploaded. Its rank and scale must be the job's."},
 
     {.section = "training",
      .key = "task",

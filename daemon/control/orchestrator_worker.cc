@@ -464,8 +464,11 @@ bool DaemonOrchestrator::OpenJobs(const std::vector<std::string>& ids) {
     open->set_mirror_dir(config_.MirrorDir(id));
     open->set_artifact_dir(config_.ArtifactDir(id));
     open->set_numeric_plan(prepared.numeric.ToText());
-    if (prepared.spec.lora().has_init_adapter())
-      open->set_init_adapter_path(config_.FilePath(prepared.spec.lora().init_adapter().sha256()));
+    if (prepared.spec.lora().has_init_adapter()) {
+      const soup::v1::LoraSpec& lora = prepared.spec.lora();
+      open->set_init_adapter_path(config_.FilePath(lora.init_adapter().sha256()));
+      open->set_init_adapter_config_path(config_.FilePath(lora.init_adapter_config().sha256()));
+    }
     if (!OrderJob(job, m)) return false;
     job->checkpointed = false;
   }

@@ -34,6 +34,7 @@ absl::StatusOr<engine::JobSetup> MakeJobSetup(const soup::worker::v1::OpenJob& o
   setup.mirror_dir = open.mirror_dir();
   setup.checkpoint_dir = open.job_dir() + "/checkpoints";
   setup.init_adapter_path = open.init_adapter_path();
+  setup.init_adapter_config_path = open.init_adapter_config_path();
   return setup;
 }
 

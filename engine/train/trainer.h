@@ -74,6 +74,7 @@ struct JobSetup {
   std::string mirror_dir;         // mirror.bin lies here; empty: none (steps are not durable)
   std::string checkpoint_dir;     // empty: SaveCheckpoint is refused
   std::string init_adapter_path;  // adapter_model.safetensors to go on from; empty: fresh
+  std::string init_adapter_config_path;             // its adapter_config.json; empty: not compared
   std::shared_ptr<const PrescribedRun> prescribed;  // null: by shape.batch and training
 };
 

@@ -265,7 +265,21 @@ TEST_F(CasesTest, Case23AdaptersAsPeftReadsThem) {
     }
   }
   for (const float w : Weights(bytes)) ASSERT_TRUE(std::isfinite(w));
-  EXPECT_EQ(soupd_->Steps(longer).size(), 6u);
+  const auto steps = soupd_->Steps(longer);
+  ASSERT_EQ(steps.size(), 6u);
+  // A job that goes on from the adapter of 5 steps sees what the longer one saw at its sixth; one
+  // that would scale it otherwise is refused.
+  const std::string on =
+      Submit("23-adapter-contract", "job-n.yaml", {"--set", "lora.init_from=adapter"});
+  ASSERT_FALSE(on.empty());
+  EXPECT_NEAR(soupd_->Steps(on)[0].loss(), steps[5].loss(), 1e-6 * steps[5].loss());
+  for (const char* other : {"lora.alpha=32", "lora.rslora=false"}) {
+    const Ended e = Run(folder, {"submit", "job-n.yaml", "--wait", "--set",
+                                 "lora.init_from=adapter", "--set", other});
+    EXPECT_NE(e.code, 0);
+    EXPECT_THAT(e.err, AllOf(HasSubstr("lora.init_from"), HasSubstr("set lora.alpha: 16"),
+                             HasSubstr("lora.rslora: true")));
+  }
 }
 
 }  // namespace
