@@ -47,7 +47,7 @@ const AttentionInstances* Table(size_t* count) {
       {0, 32, Forward<ForwardConfig<32, 128, 64, 32, 2, 1>>(),
        BackwardQ<BackwardQConfig<32, 128, 32, 32, 2, 1>>(),
        BackwardKv<BackwardKvConfig<32, 64, 64, 32, 0, 1>>()},
-      {0, 64, Forward<ForwardConfig<64, 128, 128, 32, 1, 2>>(),
+      {0, 64, Forward<ForwardConfig<64, 128, 64, 32, 2, 2>>(),
        BackwardQ<BackwardQConfig<64, 128, 64, 32, 2, 2>>(),
        BackwardKv<BackwardKvConfig<64, 64, 64, 32, 0, 2>>()},
       {0, 96, Forward<ForwardConfig<96, 128, 64, 32, 2, 2>>(),
@@ -66,7 +66,7 @@ const AttentionInstances* Table(size_t* count) {
       {1, 32, Forward<ForwardConfig<32, 128, 64, 32, 2, 1>>(),
        BackwardQ<BackwardQConfig<32, 128, 32, 32, 2, 1>>(),
        BackwardKv<BackwardKvConfig<32, 64, 32, 32, 0, 1>>()},
-      {1, 64, Forward<ForwardConfig<64, 128, 128, 32, 1, 2>>(),
+      {1, 64, Forward<ForwardConfig<64, 128, 64, 32, 2, 2>>(),
        BackwardQ<BackwardQConfig<64, 128, 64, 32, 2, 2>>(),
        BackwardKv<BackwardKvConfig<64, 64, 32, 32, 0, 2>>()},
       {1, 96, Forward<ForwardConfig<96, 128, 64, 32, 1, 2>>(),
@@ -165,7 +165,7 @@ cudaError_t QueryAttentionDevice(int device, AttentionDevice* out) {
   size_t count = 0;
   const AttentionInstances* table = Table(&count);
   for (size_t i = 0; i < count; ++i) {
-    if (table[i].tile_class != out->tile_class) continue;
+    if (table[i].tile_class < out->tile_class) continue;  // does not fit here
     for (const AttentionInstance* k :
          {&table[i].forward, &table[i].backward_q, &table[i].backward_kv}) {
       for (const void* kernel : k->kernel) {

@@ -1,8 +1,8 @@
 // Our own attention on CUDA: causal, packed sequences, GQA, sliding window, soft cap; forward and a
 // two-pass backward, sm_80 and newer (mma.sync bf16 with fp32 accumulation, ldmatrix, cp.async). No
 // atomics, no S^2 memory: bitwise repeatable. Method: Dao et al., arXiv 2205.14135 and 2307.08691;
-// P is scaled by a reference that moves only when a row's sum would leave fp32, so a block is
-// rarely rescaled.
+// P is scaled by the maximum of a row's first block; only where a row's sum leaves [0, 2^64) are
+// its CTA's rows made once more with a running maximum.
 //
 // q, k, v are column ranges of one buffer with `row_stride`; dq, dk, dv of one with
 // `grad_row_stride`; strides are multiples of 8 elements and pointers 16-byte aligned. Head dims
@@ -33,7 +33,8 @@ struct AttentionVariant {
 struct AttentionDevice {
   int sms = 0;
   int tile_class = 0;  // 0: 227 KB of shared memory a block (sm_90), 1: 163 KB (sm_80), 2: 99 KB
-                       // (sm_86, sm_89, sm_120)
+                       // (sm_86, sm_89, sm_120). A larger number than the device's own runs there
+                       // too, where its tiles are compiled
 };
 cudaError_t QueryAttentionDevice(int device, AttentionDevice* out);
 
@@ -56,8 +57,6 @@ cudaError_t MakeAttentionSchedule(const AttentionDevice& device, const int32_t* 
                                   int64_t sequences, int64_t Hq, int64_t Hkv, int64_t D,
                                   const AttentionVariant& variant, AttentionSchedule* out,
                                   const uint8_t* skipped = nullptr);
-// Most tiles of one list that any micro-batch of at most T tokens in at most S sequences can have.
-int64_t MaxAttentionTiles(int64_t T, int64_t S);
 // Bytes of `partials` for a split: fp32 [split, 2, T, Hkv * D]; 0 when split is 1.
 int64_t AttentionPartialsBytes(int kv_split, int64_t T, int64_t Hkv, int64_t D);
 

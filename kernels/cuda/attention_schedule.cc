@@ -83,11 +83,6 @@ cudaError_t MakeAttentionF32Schedule(const int32_t* cu_seqlens, int64_t sequence
   return cudaSuccess;
 }
 
-int64_t MaxAttentionTiles(int64_t T, int64_t S) {
-  constexpr int64_t kLeastRows = 64;  // the smallest block of any instance
-  return T / kLeastRows + S;
-}
-
 int64_t AttentionPartialsBytes(int kv_split, int64_t T, int64_t Hkv, int64_t D) {
   return kv_split == 1 ? 0 : static_cast<int64_t>(kv_split) * 2 * T * Hkv * D * 4;
 }

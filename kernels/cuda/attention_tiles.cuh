@@ -140,8 +140,9 @@ struct TileShape {
   static constexpr int kChunks = D / 8;  // 16-byte chunks that hold data
 };
 
-// Starts the copy of ROWS rows (stride in elements); rows at and after `valid` become zeros.
-template <int ROWS, int D, int THREADS>
+// Starts the copy of ROWS rows (stride in elements); rows at and after `valid` become zeros, unless
+// WHOLE: then all are there.
+template <int ROWS, int D, int THREADS, bool WHOLE = false>
 __device__ __forceinline__ void LoadTile(uint32_t tile, const bf16* from, int stride, int valid,
                                          int tid) {
   constexpr int kChunks = TileShape<D>::kChunks, kRowBytes = TileShape<D>::kRowBytes;
@@ -154,13 +155,14 @@ __device__ __forceinline__ void LoadTile(uint32_t tile, const bf16* from, int st
     const bf16* source = from + r * stride + c * 8;
 #pragma unroll
     for (int i = 0; i < ROWS / kStep; ++i) {
-      CopyAsync16(to + i * kStep * kRowBytes, source + i * kStep * stride, i * kStep + r < valid);
+      CopyAsync16(to + i * kStep * kRowBytes, source + i * kStep * stride,
+                  WHOLE || i * kStep + r < valid);
     }
   } else {
     for (int x = tid; x < ROWS * kChunks; x += THREADS) {
       const int r = x / kChunks, c = x % kChunks;
       CopyAsync16(tile + r * kRowBytes + ((c ^ (r & 7)) << 4), from + r * stride + c * 8,
-                  r < valid);
+                  WHOLE || r < valid);
     }
   }
 }
@@ -175,10 +177,17 @@ __device__ __forceinline__ void Zero(float (&c)[M][N][4]) {
       for (int i = 0; i < 4; ++i) c[m][n][i] = 0.f;
 }
 
+// Work of other units that a product may carry along: called as between(slot, slots) after each of
+// its `slots` groups of 2 M mma.
+struct NoWork {
+  __device__ __forceinline__ void operator()(int, int) const {}
+};
+
 // c [16 M, 8 N] += A [rows][k] * B [n][k]^T, both in shared memory, row-major, STEPS steps of 16
 // along k. a and b are the lane's ldmatrix addresses of the first step.
-template <int M, int N, int STEPS, int ROW_BYTES>
-__device__ __forceinline__ void ProductShared(float (&c)[M][N][4], uint32_t a, uint32_t b) {
+template <int M, int N, int STEPS, int ROW_BYTES, class Work = NoWork>
+__device__ __forceinline__ void ProductShared(float (&c)[M][N][4], uint32_t a, uint32_t b,
+                                              Work between = {}) {
 #pragma unroll
   for (int k = 0; k < STEPS; ++k) {
     uint32_t fa[M][4];
@@ -193,15 +202,17 @@ __device__ __forceinline__ void ProductShared(float (&c)[M][N][4], uint32_t a, u
         Mma(c[m][2 * n], fa[m], fb[0], fb[1]);
         Mma(c[m][2 * n + 1], fa[m], fb[2], fb[3]);
       }
+      between(k * (N / 2) + n, STEPS * (N / 2));
     }
   }
 }
 
 // c [16 M, 8 N] += P * B [k][n]: P in registers as A fragments, B in shared memory, row-major, read
 // transposed.
-template <int M, int STEPS, int N, int ROW_BYTES>
+template <int M, int STEPS, int N, int ROW_BYTES, class Work = NoWork>
 __device__ __forceinline__ void ProductRegisters(float (&c)[M][N][4], uint32_t b,
-                                                 const uint32_t (&p)[M][STEPS][4]) {
+                                                 const uint32_t (&p)[M][STEPS][4],
+                                                 Work between = {}) {
 #pragma unroll
   for (int k = 0; k < STEPS; ++k)
 #pragma unroll
@@ -213,6 +224,7 @@ __device__ __forceinline__ void ProductRegisters(float (&c)[M][N][4], uint32_t b
         Mma(c[m][2 * n], p[m][k], fb[0], fb[1]);
         Mma(c[m][2 * n + 1], p[m][k], fb[2], fb[3]);
       }
+      between(k * (N / 2) + n, STEPS * (N / 2));
     }
 }
 
@@ -256,6 +268,7 @@ struct Params {
   int T, Hq, Hkv, group;
   int qkv_stride, out_stride, grad_stride;  // elements
   int window, split, sms;
+  uint32_t zero;  // 0, which the compiler cannot know (see Exponentiate)
   float scale;    // of the scores
   float c2;       // log2 units per (capped) score
   float cap_in;   // scale * 2 * log2(e) / cap
@@ -266,6 +279,10 @@ struct Params {
 __device__ __forceinline__ bool Hidden(int i, int j, int window) {
   return j > i || (window > 0 && j <= i - window);
 }
+
+// A value that all lanes hold, told to the compiler: addresses and conditions made of it need no
+// registers of every lane.
+__device__ __forceinline__ int Uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 // CTAs that share a multiprocessor put their heavy rows on different warps.
 __device__ __forceinline__ int WarpOrder(int tid, int threads, int sms) {

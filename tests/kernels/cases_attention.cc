@@ -14,6 +14,7 @@ struct AttentionCase {
   double spread;  // of q and k: large makes softmax sharp
   int64_t window = 0;
   double soft_cap = 0;
+  double rise = 0;  // how far scores rise from a sequence's last key to its first
 
   reference::AttentionShape Shape() const {
     reference::AttentionShape shape{
@@ -52,6 +53,17 @@ PackedQkv MakeQkv(const AttentionCase& c, Element element, Random* random) {
   for (int64_t t = 0; t < p.shape.T; ++t) {
     for (int64_t i = 0; i < (c.Hq + c.Hkv) * c.D; ++i) p.buffer[t * p.stride + i] *= c.spread;
   }
+  if (c.rise > 0) {
+    int64_t t = 0;
+    for (int32_t length : c.lengths) {
+      for (int32_t i = 0; i < length; ++i, ++t) {
+        double* row = &p.buffer[t * p.stride];
+        for (int64_t h = 0; h < c.Hq; ++h) row[h * c.D] = std::sqrt(static_cast<double>(c.D));
+        for (int64_t h = c.Hq; h < c.Hq + c.Hkv; ++h)
+          row[h * c.D] = c.rise * (1.0 - static_cast<double>(i) / length);
+      }
+    }
+  }
   p.buffer = RoundTo(element, p.buffer);
   p.q = Columns(p.buffer, p.shape.T, p.stride, 0, c.Hq * c.D);
   p.k = Columns(p.buffer, p.shape.T, p.stride, c.Hq * c.D, c.Hkv * c.D);
@@ -88,8 +100,10 @@ std::vector<Check> RunForward(TestDevice& device, uint64_t seed, const Attention
                                   .soft_cap = static_cast<float>(c.soft_cap)});
   const auto expected = reference::Attention(p.shape, p.q, p.k, p.v);
   const double sharp = 1.0 + c.spread * c.spread * std::sqrt(static_cast<double>(c.D));
-  return {CompareL2("out", out.Get(), expected.out, 4 * sharp * device.epsilon()),
-          CompareL2("lse", lse.Get(), expected.lse, 4 * sharp * 0x1p-24)};
+  // Scores are fp32 in every type.
+  const double rising = 4 * c.rise * 0x1p-24;
+  return {CompareL2("out", out.Get(), expected.out, 4 * sharp * device.epsilon() + rising),
+          CompareL2("lse", lse.Get(), expected.lse, 4 * sharp * 0x1p-24 + rising)};
 }
 
 std::vector<Check> RunBackward(TestDevice& device, uint64_t seed, const AttentionCase& c) {
@@ -168,10 +182,15 @@ void AppendAttentionCases(std::vector<OpCase>* cases) {
       {"groups_128", {260, 1, 256}, 10, 8, 2, 128, 1.0},
       {"neighbours_128", {256, 256, 256, 3, 256, 256, 256, 256}, 5, 4, 2, 128, 1.0},
       {"neighbours_64", {128, 128, 77, 128, 128, 128}, 2, 6, 2, 64, 1.0},
+      // Keys far from the diagonal win by more than a row's first reference allows for.
+      {"rising_64", {300, 70, 200}, 3, 4, 2, 64, 1.0, 0, 0, 150.0},
+      {"rising_128", {257, 400}, 0, 4, 2, 128, 1.0, 0, 0, 150.0},
+      {"rising_window_256", {400}, 0, 2, 1, 256, 1.0, 250, 0, 200.0},
   };
   for (const AttentionCase& c : table) {
     cases->push_back({"attention_forward_" + c.name, 0,
                       [c](auto& device, auto seed) { return RunForward(device, seed, c); }});
+    if (c.rise > 0) continue;  // its backward takes an lse, no reference
     cases->push_back({"attention_backward_" + c.name, 0,
                       [c](auto& device, auto seed) { return RunBackward(device, seed, c); }});
   }

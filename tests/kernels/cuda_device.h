@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -33,6 +34,10 @@ class CudaDevice : public TestDevice {
   explicit CudaDevice(cuda::ActType act = cuda::ActType::kBf16) : act_(act) {
     Must(cuda::LoadNf4Tables(), "LoadNf4Tables");
     Must(cuda::QueryAttentionDevice(0, &attention_), "QueryAttentionDevice");
+    // The tiles of a smaller card: 1 or 2, in a build with SOUP_ATTENTION_ALL_CLASSES. Where they
+    // are not compiled, attention cases are unsupported.
+    if (const char* tile_class = std::getenv("SOUP_TEST_TILE_CLASS"))
+      attention_.tile_class = std::max(attention_.tile_class, std::atoi(tile_class));
     constexpr size_t kWorkspace = 32 << 20;
     void* workspace = static_cast<char*>(Allocate(kWorkspace + 256, 16)) + 240;  // 256-byte aligned
     Must(cuda::GemmLibrary::Create(workspace, kWorkspace, cuda::GemmLibrary::Fallback::kHeuristic,
