@@ -95,7 +95,7 @@ def layer_types(r, n):
 def settings(r, family):
     s = sizes(r, family)
     n, dim = s["num_hidden_layers"], head_dim_of(s)
-    window = r.choice([1, 2, 3, 7, 8, 16, 33, 200])
+    window = r.choice([1, 2, 3, 7, 8, 16, 33, 64, 65, 100, 200])
     if family == "llama":
         s["attention_bias"], s["mlp_bias"] = r.random() < 0.4, r.random() < 0.4
     if family in ("qwen3", "qwen3_moe", "gemma2", "gemma3"):
@@ -182,7 +182,7 @@ STRAY = {"attention_bias": [True, False], "mlp_bias": [True, False], "sliding_wi
          "hidden_activation": ["gelu", "silu"], "mlp_only_layers": [[0], [1]], "decoder_sparse_step": [2],
          "use_bidirectional_attention": [True, False], "use_qk_norm": [True, False], "attention_dropout": [0.1],
          "scale_embedding": [True], "logits_scaling": [2.0], "original_max_position_embeddings": [16, 64],
-         "max_position_embeddings": [64], "rope_local_base_freq": [33.0], "pretraining_tp": [2],
+         "max_position_embeddings": [4096], "rope_local_base_freq": [33.0], "pretraining_tp": [2],
          "no_rope_layers": [[1, 0, 1]], "attention_chunk_size": [8], "rope_interleaved": [True]}
 
 
@@ -278,8 +278,9 @@ def one(r, family, folder, checker):
     with open(path, "w") as f:
         json.dump(config, f, indent=1)
     adapter = lora(r, family)
-    lengths = {name: [r.choice([2, 3, 5, 9, 16, 17, 31, 40, 63]) for _ in range(r.randint(1, 4))]
-               for name in ("full", "masked")}
+    # Attention works in blocks of 64; dynamic rope changes beyond max_position_embeddings.
+    fit = [n for n in (2, 3, 5, 9, 16, 17, 31, 40, 63, 64, 65, 130, 300) if n <= wanted["max_position_embeddings"]]
+    lengths = {name: [r.choice(fit) for _ in range(r.randint(1, 4))] for name in ("full", "masked")}
     try:
         model = read_model(folder)
         make_golden.write_golden(model, folder, adapter, lengths, r.randrange(1 << 30))
