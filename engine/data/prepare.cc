@@ -405,9 +405,17 @@ absl::Status Preparer::CheckResult() const {
   const DatasetReport& report = report_.dataset;
   const bool wanted = options_.validation_fraction > 0 || !options_.validation_path.empty();
   if (report.records > 0 && (!wanted || report.validation_records > 0)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("no record is left to ",
-                                                 report.records == 0 ? "train on" : "validate with",
-                                                 ". ", absl::StrJoin(report.warnings, "; ")));
+  if (!report.warnings.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no record is left to ", report.records == 0 ? "train on" : "validate with",
+                     ". ", absl::StrJoin(report.warnings, "; ")));
+  }
+  return absl::InvalidArgumentError(
+      report.records == 0
+          ? "no record is left to train on: the files are too short for their weights in data.train"
+            " and for data.validation"
+          : "no record is left to validate with: the files are too short for data.validation; "
+            "leave it out, or name a file");
 }
 
 // ---- the whole ----
@@ -462,6 +470,14 @@ absl::StatusOr<PrepareReport> Preparer::Run() {
         OpenSource source,
         MakeSource(options_.validation_path, options_.validation_name, "", Part::kValidation));
     SOUP_RETURN_IF_ERROR(ReadSource(std::move(source)));
+    // Uploads lie by their content's hash: the same path is the same content.
+    for (const PrepareSource& train : options_.train) {
+      if (train.path != options_.validation_path || train.weight == 0) continue;
+      notices_.AddGeneral(absl::StrCat(options_.validation_name, ": data.validation holds what ",
+                                       train.name,
+                                       " trains on, so its loss says nothing of other "
+                                       "records"));
+    }
   }
   TellFormats();
   report_.dataset.warnings = notices_.ToWarnings();

@@ -287,14 +287,15 @@ def one(r, family, folder, checker):
     except Exception as e:
         done = subprocess.run([checker, folder], capture_output=True, text=True)
         return "reference refuses", f"{notes} {type(e).__name__}: {str(e)[:200]!r}; here {done.returncode} {done.stderr.strip()[:200]}"
-    done = subprocess.run([checker, folder] + r.choice([[], ["--slots", "0", "--retention", "keep"], ["--records", "1"]]),
-                          capture_output=True, text=True)
+    placement = r.choice(["", "--slots 0 --retention keep", "--records 1 --relayout", "--slots 3 --retention host",
+                          "--resident 1 --head-resident"])
+    done = subprocess.run([checker, folder] + placement.split(), capture_output=True, text=True)
     if done.returncode == 2:
         return "refused", f"{notes} {done.stderr.strip()[:300]}"
     if done.returncode == 0:
         return "same", f"{notes}"
     bad = [line for line in done.stdout.splitlines() if line.endswith("FAIL")]
-    told = f"{notes} rc {done.returncode} {len(bad)} failed: {bad[:3]} {done.stderr[:300]}"
+    told = f"{notes} {placement} rc {done.returncode} {len(bad)} failed: {bad[:3]} {done.stderr[:300]}"
     gradient, drift = own_rounding(folder, adapter)
     told += f" transformers in fp32: gradients {gradient:.1e}, steps {drift:.1e}"
     # 8 steps of AdamW multiply rounding where gradients are near 0, gradients where the model is steep.

@@ -316,6 +316,15 @@ TEST(PrepareTest, ASmallFractionHoldsOutAtLeastOneAndNeverAll) {
   EXPECT_THAT(p.Refusal(NumberedRows(1)), HasSubstr("no record is left to validate with"));
 }
 
+TEST(PrepareTest, ValidationByWhatIsTrainedOnIsTold) {
+  Prepared p;
+  p.options.validation_name = "held.jsonl";
+  p.options.validation_path = p.base().Write("train.jsonl", NumberedRows(3));
+  ASSERT_PREPARED(p.RunText(NumberedRows(3)));
+  EXPECT_EQ(p.options.train[0].path, p.options.validation_path);
+  EXPECT_THAT(p.dataset().warnings, Contains(HasSubstr("says nothing of other records")));
+}
+
 TEST(PrepareTest, ValidationFromAFile) {
   Prepared p;
   p.options.validation_path = p.base().Write("held.jsonl", "{\"text\":\"v\"}\n");
