@@ -197,10 +197,13 @@ sanitized_ops() {
     echo "$part.$1.$i.log env GTEST_TOTAL_SHARDS=$3 GTEST_SHARD_INDEX=$i $run $tests/cuda_ops_test --gtest_filter=$2"
   done
 }
+# Algorithms of products are chosen before, without the tool: under it their timing would be most of the work.
 sanitized_golden() {
-  local model
+  local model check
   for model in "$@"; do
-    echo "$part.golden.$model.log $run $tests/golden_check $root/tests/golden/$model --backend cuda"
+    check="$tests/golden_check $root/tests/golden/$model --backend cuda --gemm-profile $out/$part.$model.gemms"
+    $check >"$out/$part.$model.plain.log" 2>&1
+    echo "$part.golden.$model.log $run $check"
   done
 }
 # Says which runs were not clean: LOGS...
