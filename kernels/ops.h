@@ -133,7 +133,8 @@ struct RopeArgs {
 
 // CUDA: which sequences of an item cuDNN takes instead of our own kernel, those of
 // [least_tokens, most_tokens] tokens (none where most is 0) and neighbours of `batched`, and the
-// memory that its backward may have: engine/base/attention_library.h says what follows. It decides bits. The CPU ignores it.
+// memory that its backward may have: engine/base/attention_library.h says what follows. It decides
+// bits. The CPU ignores it.
 struct AttentionLibraryArgs {
   int64_t least_tokens = 0;
   int64_t most_tokens = 0;

@@ -46,9 +46,9 @@ struct AttentionScratch {
   int64_t most_split = 1;
 };
 
-// Sequences of one length class, as many a call, as an attention library must be ready for them. `groups`:
-// key-value heads a backward call, 0: forward only; `workspace_bytes`: what the plan gives such a
-// call.
+// Sequences of one length class, as many a call, as an attention library must be ready for them.
+// `groups`: key-value heads a backward call, 0: forward only; `workspace_bytes`: what the plan
+// gives such a call.
 struct AttentionPreparation {
   int64_t length_class = 0;
   bool exact = false;  // of just that length
