@@ -47,7 +47,8 @@ def sizes(r, family):
              max_position_embeddings=r.choice([96, 128, 512, 4096]), initializer_range=0.08,
              rms_norm_eps=r.choice([1e-6, 1e-5, 1e-3]), use_cache=r.random() < 0.5, pad_token_id=0, bos_token_id=1,
              eos_token_id=r.choice([2, [2, 5], [7]]), tie_word_embeddings=r.random() < 0.5)
-    if free and (hidden != heads * head_dim or r.random() < 0.7):
+    # transformers cannot scale the rope of a mixtral without it
+    if free and (hidden != heads * head_dim or family == "mixtral" or r.random() < 0.7):
         s["head_dim"] = head_dim
     return s
 
