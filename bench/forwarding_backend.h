@@ -99,6 +99,7 @@ class ForwardingBackend : public engine::Backend {
     return next_.PrepareGemms(products, make_room);
   }
   void LoraUp(const kernels::LoraUpArgs& a) override { next_.LoraUp(a); }
+  void LoraUpRope(const kernels::LoraUpRopeArgs& a) override { next_.LoraUpRope(a); }
   void LoraBack(const kernels::LoraBackArgs& a) override { next_.LoraBack(a); }
   void LoraGrad(const kernels::LoraGradArgs& a) override { next_.LoraGrad(a); }
   void LoraNormedGrad(const kernels::LoraNormedGradArgs& a) override { next_.LoraNormedGrad(a); }

@@ -156,6 +156,9 @@ void OpTimer::Gemm(const kernels::GemmArgs& a) {
 void OpTimer::LoraUp(const kernels::LoraUpArgs& a) {
   Timed(OpClass::kLora, [&] { next().LoraUp(a); });
 }
+void OpTimer::LoraUpRope(const kernels::LoraUpRopeArgs& a) {
+  Timed(OpClass::kLora, [&] { next().LoraUpRope(a); });
+}
 void OpTimer::LoraBack(const kernels::LoraBackArgs& a) {
   Timed(OpClass::kLora, [&] { next().LoraBack(a); });
 }

@@ -70,6 +70,7 @@ class OpTimer final : public ForwardingBackend {
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override;
   void Gemm(const kernels::GemmArgs& a) override;
   void LoraUp(const kernels::LoraUpArgs& a) override;
+  void LoraUpRope(const kernels::LoraUpRopeArgs& a) override;
   void LoraBack(const kernels::LoraBackArgs& a) override;
   void LoraGrad(const kernels::LoraGradArgs& a) override;
   void LoraNormedGrad(const kernels::LoraNormedGradArgs& a) override;

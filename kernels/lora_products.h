@@ -36,6 +36,23 @@ inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) 
   return true;
 }
 
+// Whole heads of 64, 128 or 256 turn, each adapted whole or not at all.
+inline bool LoraUpRopeTaken(const LoraUpRopeArgs& a) {
+  const LoraUpArgs& up = a.up;
+  const int64_t D = a.rope.D;
+  if (!LoraKernelsTake(up.linears, up.r, up.ldy) || !up.accumulate || a.rope.inverse) return false;
+  if (D % 64 != 0 || (a.rope.rotary != 0 && a.rope.rotary != D) || a.rope.row_stride != up.ldy)
+    return false;
+  for (int32_t m = 0; m < up.linears.count; ++m) {
+    const bool turns = up.linears.column[m] < a.rope.heads * D;
+    if (up.linears.column[m] % 64 != 0) return false;
+    if (turns && (up.linears.column[m] % D != 0 || up.linears.width[m] % D != 0 ||
+                  up.linears.column[m] + up.linears.width[m] > a.rope.heads * D)) {
+      return false;
+    }
+  }
+  return true;
+}
 inline bool LoraNormedGradTaken(const LoraNormedGradArgs& a) {
   return LoraKernelRank(a.R) && a.H % 64 == 0 && a.ldu % 8 == 0;
 }

@@ -245,6 +245,12 @@ struct LoraUpArgs {
   float scale;
   bool accumulate = true;
 };
+// LoraUp added to y, then rope on the same rows (rope.x is up.y, up.accumulate), in one pass where
+// a backend can: nothing is rounded between then.
+struct LoraUpRopeArgs {
+  LoraUpArgs up;
+  RopeArgs rope;
+};
 // du[t, m c + i] = scale * sum_j dy[t, column of m + j] * b[row of m + j, i].
 struct LoraBackArgs {
   LoraLinears linears;

@@ -177,6 +177,11 @@ class Backend {
       absl::Span<const kernels::GemmArgs> products,
       const std::function<absl::Status()>& make_room) = 0;
   virtual void LoraUp(const kernels::LoraUpArgs& args) = 0;
+  // One after the other where a backend has nothing better.
+  virtual void LoraUpRope(const kernels::LoraUpRopeArgs& args) {
+    LoraUp(args.up);
+    Rope(args.rope);
+  }
   virtual void LoraBack(const kernels::LoraBackArgs& args) = 0;
   virtual void LoraGrad(const kernels::LoraGradArgs& args) = 0;
   // As a norm and a product where a backend has nothing better.

@@ -253,6 +253,10 @@ void CudaOps::LoraUp(const kernels::LoraUpArgs& a) {
   if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
   Told(cuda::LoraUp(a, compute_.get()), "LoraUp");
 }
+void CudaOps::LoraUpRope(const kernels::LoraUpRopeArgs& a) {
+  if (f32() || !kernels::LoraUpRopeTaken(a)) return Backend::LoraUpRope(a);
+  Told(cuda::LoraUpRope(a, compute_.get()), "LoraUpRope");
+}
 void CudaOps::LoraBack(const kernels::LoraBackArgs& a) {
   if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
   Told(cuda::LoraBack(a, compute_.get()), "LoraBack");

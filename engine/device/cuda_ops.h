@@ -41,6 +41,7 @@ class CudaOps : public Backend {
   void SwigluBackward(const kernels::SwigluBackwardArgs& args) override;
   void Gemm(const kernels::GemmArgs& args) override;
   void LoraUp(const kernels::LoraUpArgs& args) override;
+  void LoraUpRope(const kernels::LoraUpRopeArgs& args) override;
   void LoraBack(const kernels::LoraBackArgs& args) override;
   void LoraGrad(const kernels::LoraGradArgs& args) override;
   void LoraNormedGrad(const kernels::LoraNormedGradArgs& args) override;

@@ -29,6 +29,10 @@ void GemmRecorder::Products(const Args& args) {
   kernels::ForEachProduct(args, DTypeBytes(act_), [this](const kernels::GemmArgs& g) { Gemm(g); });
 }
 void GemmRecorder::LoraUp(const kernels::LoraUpArgs& args) { Products(args); }
+void GemmRecorder::LoraUpRope(const kernels::LoraUpRopeArgs& args) {
+  if (has_lora_kernels() && kernels::LoraUpRopeTaken(args)) return;
+  Backend::LoraUpRope(args);
+}
 void GemmRecorder::LoraBack(const kernels::LoraBackArgs& args) { Products(args); }
 void GemmRecorder::LoraGrad(const kernels::LoraGradArgs& args) { Products(args); }
 void GemmRecorder::LoraNormedGrad(const kernels::LoraNormedGradArgs& args) {

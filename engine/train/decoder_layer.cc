@@ -290,6 +290,31 @@ kernels::HeadRope DecoderLayer::HeadRopeOf(const PassItemState& item, int64_t la
   return rope;
 }
 
+// Of rows [begin, end), in sequences of `length` tokens.
+kernels::RopeArgs DecoderLayer::RopeRows(const PassItemState& item, int64_t layer, int64_t begin,
+                                         int64_t end, int64_t length, std::byte* x,
+                                         int64_t row_stride, bool inverse) const {
+  const ModelSpec& m = env_.spec;
+  const RopeUse use = RopeFor(m, layer, length);
+  return {At(x, begin * row_stride, env_.act_bytes),
+          item.positions + begin,
+          env_.inverse_frequencies + use.offset,
+          end - begin,
+          m.heads + m.kv_heads,
+          m.head_dim,
+          row_stride,
+          inverse,
+          m.rotary(),
+          use.scale};
+}
+
+// Whether the adapters of q, k, v are added in rope's pass: not where a norm stands between, nor
+// where the table depends on a sequence's length.
+bool DecoderLayer::AdaptersTurn(const PassItemState& item, int64_t layer) const {
+  return item.lora->adapts(Group::kQkv) && !env_.spec.qk_norm &&
+         RopeLengthLimit(env_.spec, layer) == 0;
+}
+
 // Where the norms of heads have not turned them already. Query and key heads lie side by side. One
 // call, or, where the table depends on a sequence's length, one a run of sequences that share it.
 void DecoderLayer::Rope(const PassItemState& item, int64_t layer, std::byte* x, int64_t row_stride,
@@ -297,10 +322,7 @@ void DecoderLayer::Rope(const PassItemState& item, int64_t layer, std::byte* x, 
   const ModelSpec& m = env_.spec;
   if (HeadRopeOf(item, layer).positions != nullptr) return;
   const auto rope = [&](int64_t begin, int64_t end, int64_t length) {
-    const RopeUse use = RopeFor(m, layer, length);
-    env_.backend->Rope({At(x, begin * row_stride, env_.act_bytes), item.positions + begin,
-                        env_.inverse_frequencies + use.offset, end - begin, m.heads + m.kv_heads,
-                        m.head_dim, row_stride, inverse, m.rotary(), use.scale});
+    env_.backend->Rope(RopeRows(item, layer, begin, end, length, x, row_stride, inverse));
   };
   const int64_t limit = RopeLengthLimit(m, layer);
   if (limit == 0) {
@@ -317,24 +339,40 @@ void DecoderLayer::Rope(const PassItemState& item, int64_t layer, std::byte* x, 
   }
 }
 
+// q, k, v on top of `rows` (the biases, or null) and of the adapters: in bf16 a query or key is
+// rounded once at its own size, and gradients through softmax show it.
+void DecoderLayer::QkvProducts(const PassItemState& item, int64_t layer, const GroupWeight& w,
+                               const LayerActivations& a, const std::byte* rows) {
+  const int64_t row = env_.spec.qkv_row();
+  const bool added = item.lora->adapts(Group::kQkv);
+  // Adapters of q, k and v write every column that the product adds to.
+  const bool covered = Width(item.lora->site(layer, Group::kQkv).linears) == env_.spec.qkv_width();
+  if (added && rows == nullptr && !covered) {
+    env_.backend->FillZero(a.qkv, item.T * row * env_.act_bytes);
+  }
+  LoraForward(env_, item, layer, Group::kQkv, scratch_.hidden, LowRank(item, Group::kQkv, a), a.qkv,
+              row, /*accumulate=*/rows != nullptr || !covered, scratch_.lora);
+  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, added ? a.qkv : rows);
+}
+
 // norm, q k v with bias and LoRA, norms of q and k, rope, attention.
 void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte* slab,
                        const GroupWeight& w, const LayerActivations& a) {
   const ModelSpec& m = env_.spec;
   const int64_t act = env_.act_bytes, row = m.qkv_row();
   Norm(item, item.input, slab + env_.layout(layer).input_norm_offset);
-  // Adapters first, the product on top of them: in bf16 a query or key is rounded once at its own
-  // size, and gradients through softmax show it.
-  const bool added = item.lora->adapts(Group::kQkv);
   const std::byte* rows = BiasRows(item, layer, slab, Group::kQkv, a.qkv, row);
-  // Adapters of q, k and v write every column that the product adds to.
-  const bool covered = Width(item.lora->site(layer, Group::kQkv).linears) == m.qkv_width();
-  if (added && rows == nullptr && !covered) env_.backend->FillZero(a.qkv, item.T * row * act);
-  LoraForward(env_, item, layer, Group::kQkv, scratch_.hidden, LowRank(item, Group::kQkv, a), a.qkv,
-              row, /*accumulate=*/rows != nullptr || !covered, scratch_.lora);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, added ? a.qkv : rows);
-  HeadNorms(item, layer, slab, a);
-  Rope(item, layer, a.qkv, row, false);
+  if (AdaptersTurn(item, layer)) {
+    std::byte* u = LowRank(item, Group::kQkv, a);
+    LoraLowRank(env_, item, layer, Group::kQkv, scratch_.hidden, u, scratch_.lora);
+    LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, rows);
+    LoraUpTurned(env_, item, layer, Group::kQkv, u,
+                 RopeRows(item, layer, 0, item.T, 0, a.qkv, row, /*inverse=*/false));
+  } else {
+    QkvProducts(item, layer, w, a, rows);
+    HeadNorms(item, layer, slab, a);
+    Rope(item, layer, a.qkv, row, false);
+  }
   kernels::AttentionForwardArgs args;
   args.q = a.qkv;
   args.k = At(a.qkv, m.q_width(), act);

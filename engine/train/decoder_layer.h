@@ -115,8 +115,13 @@ class DecoderLayer {
   void HeadNormsBackward(const PassItemState& item, int64_t layer, const std::byte* slab,
                          const LayerActivations& a, std::byte* d_qkv);
   kernels::HeadRope HeadRopeOf(const PassItemState& item, int64_t layer) const;
+  kernels::RopeArgs RopeRows(const PassItemState& item, int64_t layer, int64_t begin, int64_t end,
+                             int64_t length, std::byte* x, int64_t row_stride, bool inverse) const;
+  bool AdaptersTurn(const PassItemState& item, int64_t layer) const;
   void Rope(const PassItemState& item, int64_t layer, std::byte* x, int64_t row_stride,
             bool inverse);
+  void QkvProducts(const PassItemState& item, int64_t layer, const GroupWeight& w,
+                   const LayerActivations& a, const std::byte* rows);
   // The four parts of a forward; `a` says where results go.
   void Qkv(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
            const LayerActivations& a);

@@ -109,6 +109,14 @@ void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, G
       {site.linears, u, site.b, y, item.T, item.lora->r, ldy, item.lora->scale, accumulate});
 }
 
+void LoraUpTurned(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
+                  const std::byte* u, const kernels::RopeArgs& rope) {
+  const LoraSite& site = item.lora->site(layer, group);
+  env.backend->LoraUpRope({{site.linears, u, site.b, rope.x, item.T, item.lora->r, rope.row_stride,
+                            item.lora->scale, /*accumulate=*/true},
+                           rope});
+}
+
 void LoraBackwardUp(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
                     const std::byte* dy, int64_t ldy, const std::byte* u,
                     const LoraScratch& scratch) {

@@ -38,6 +38,10 @@ void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, G
                  const std::byte* x, std::byte* u, std::byte* y, int64_t ldy, bool accumulate,
                  const LoraScratch& scratch);
 
+// The same of a u that LoraLowRank has made, added to y, and rope on y's rows.
+void LoraUpTurned(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
+                  const std::byte* u, const kernels::RopeArgs& rope);
+
 // The norm that made an adapted input: norm(x). `normed`: scratch for it, act [T, H].
 struct LoraNorm {
   const std::byte* x = nullptr;

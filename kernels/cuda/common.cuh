@@ -126,6 +126,10 @@ __device__ __forceinline__ float BlockMax(float x, float* shared) {
   return best;
 }
 
+// Whose turn it is: from the last row to the first. The product before has left its last rows in
+// the cache, the one behind begins with the first.
+__device__ __forceinline__ unsigned FromTheEnd(unsigned i, unsigned n) { return n - 1 - i; }
+
 // Blocks for a grid-stride loop over n work units: enough to fill any card, few enough to be cheap.
 inline unsigned GridFor(int64_t n, int64_t per_block) {
   const int64_t blocks = (n + per_block - 1) / per_block;

@@ -13,45 +13,53 @@ __device__ __forceinline__ int64_t FirstIndex() {
 }
 __device__ __forceinline__ int64_t Stride() { return gridDim.x * static_cast<int64_t>(blockDim.x); }
 
+// A thread's vector of a [T, width] matrix: blocks take rows from the last to the first, `chunks`
+// of them a row. False: beyond the row.
+__device__ __forceinline__ bool VectorOf(int chunks, int width, int64_t* t, int* c) {
+  const unsigned block = FromTheEnd(blockIdx.x, gridDim.x);
+  *t = block / static_cast<unsigned>(chunks);
+  *c = static_cast<int>(block % static_cast<unsigned>(chunks)) * kBlock + threadIdx.x;
+  return *c < width;
+}
+int ChunksOf(int64_t width) { return static_cast<int>((width + kBlock - 1) / kBlock); }
+
 // gate_up [T, 2 I] as vectors of 8: row of 2 * width vectors, gate first; y [T, I].
 template <typename V, bool GELU>
 __global__ void __launch_bounds__(kBlock)
-    SwigluForwardKernel(const V* __restrict__ gate_up, V* __restrict__ y, int64_t T, int width) {
-  const int64_t n = T * width;
-  for (int64_t i = FirstIndex(); i < n; i += Stride()) {
-    const int64_t t = i / width, c = i - t * width;
-    float g[8], u[8];
-    Unpack8(LoadOnce(gate_up + t * 2 * width + c), g);
-    Unpack8(LoadOnce(gate_up + t * 2 * width + width + c), u);
+    SwigluForwardKernel(const V* __restrict__ gate_up, V* __restrict__ y, int chunks, int width) {
+  int64_t t;
+  int c;
+  if (!VectorOf(chunks, width, &t, &c)) return;
+  float g[8], u[8];
+  Unpack8(LoadOnce(gate_up + t * 2 * width + c), g);
+  Unpack8(LoadOnce(gate_up + t * 2 * width + width + c), u);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) g[k] = Gate<GELU>(g[k]) * u[k];
-    y[i] = PackAs<V>(g);
-  }
+  for (int k = 0; k < 8; ++k) g[k] = Gate<GELU>(g[k]) * u[k];
+  y[t * width + c] = PackAs<V>(g);
 }
 
 // d_up = dy * f(g); d_gate = dy * u * f'(g). In place is fine: a thread reads both of its vectors
 // before it writes them.
 template <typename V, bool GELU>
 __global__ void __launch_bounds__(kBlock)
-    SwigluBackwardKernel(const V* gate_up, const V* __restrict__ dy, V* d_gate_up, int64_t T,
+    SwigluBackwardKernel(const V* gate_up, const V* __restrict__ dy, V* d_gate_up, int chunks,
                          int width) {
-  const int64_t n = T * width;
-  for (int64_t i = FirstIndex(); i < n; i += Stride()) {
-    const int64_t t = i / width, c = i - t * width;
-    const int64_t at = t * 2 * width + c;
-    float g[8], u[8], d[8];
-    Unpack8(gate_up[at], g);
-    Unpack8(gate_up[at + width], u);
-    Unpack8(LoadOnce(dy + i), d);
+  int64_t t;
+  int c;
+  if (!VectorOf(chunks, width, &t, &c)) return;
+  const int64_t at = t * 2 * width + c;
+  float g[8], u[8], d[8];
+  Unpack8(gate_up[at], g);
+  Unpack8(gate_up[at + width], u);
+  Unpack8(LoadOnce(dy + t * width + c), d);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      const float value = Gate<GELU>(g[k]);
-      g[k] = d[k] * u[k] * GateSlope<GELU>(g[k]);
-      u[k] = d[k] * value;
-    }
-    d_gate_up[at] = PackAs<V>(g);
-    d_gate_up[at + width] = PackAs<V>(u);
+  for (int k = 0; k < 8; ++k) {
+    const float value = Gate<GELU>(g[k]);
+    g[k] = d[k] * u[k] * GateSlope<GELU>(g[k]);
+    u[k] = d[k] * value;
   }
+  d_gate_up[at] = PackAs<V>(g);
+  d_gate_up[at + width] = PackAs<V>(u);
 }
 
 // y [T, width vectors], rows `stride` vectors apart.
@@ -160,8 +168,9 @@ cudaError_t SwigluForward(const SwigluForwardArgs& a, cudaStream_t stream, ActTy
     using V = Vector<decltype(t)>;
     const auto kernel = a.gate == GateActivation::kGeluTanh ? SwigluForwardKernel<V, true>
                                                             : SwigluForwardKernel<V, false>;
-    kernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
-        static_cast<const V*>(a.gate_up), static_cast<V*>(a.y), a.T,
+    const int chunks = ChunksOf(a.I / kVector);
+    kernel<<<static_cast<unsigned>(a.T * chunks), kBlock, 0, stream>>>(
+        static_cast<const V*>(a.gate_up), static_cast<V*>(a.y), chunks,
         static_cast<int>(a.I / kVector));
     return cudaGetLastError();
   });
@@ -176,9 +185,10 @@ cudaError_t SwigluBackward(const SwigluBackwardArgs& a, cudaStream_t stream, Act
     using V = Vector<decltype(t)>;
     const auto kernel = a.gate == GateActivation::kGeluTanh ? SwigluBackwardKernel<V, true>
                                                             : SwigluBackwardKernel<V, false>;
-    kernel<<<GridFor(a.T * a.I / kVector, kBlock), kBlock, 0, stream>>>(
+    const int chunks = ChunksOf(a.I / kVector);
+    kernel<<<static_cast<unsigned>(a.T * chunks), kBlock, 0, stream>>>(
         static_cast<const V*>(a.gate_up), static_cast<const V*>(a.dy), static_cast<V*>(a.d_gate_up),
-        a.T, static_cast<int>(a.I / kVector));
+        chunks, static_cast<int>(a.I / kVector));
     return cudaGetLastError();
   });
 }

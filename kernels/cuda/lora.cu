@@ -3,6 +3,7 @@
 #include "kernels/cuda/lora_expand.cuh"
 #include "kernels/cuda/lora_grad.cuh"
 #include "kernels/cuda/lora_reduce.cuh"
+#include "kernels/cuda/lora_rope.cuh"
 #include "kernels/lora_products.h"
 
 namespace soup::kernels::cuda {
@@ -34,9 +35,28 @@ unsigned Groups(const Strips& s, int width) {
   return static_cast<unsigned>(columns / width);
 }
 
-// Once a kernel: more shared memory than every card gives unasked.
+// Once a kernel: more shared memory than every card gives unasked, for as many CTAs as it holds.
 cudaError_t AllowShared(const void* kernel, int bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (allowed != cudaSuccess) return allowed;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
+// Whether a CTA may have this much shared memory on this card; all cards have kLeastShared.
+constexpr int kLeastShared = 99 * 1024;
+bool HasShared(int bytes) {
+  static const int most = [] {
+    int device = 0, value = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+            cudaSuccess) {
+      cudaGetLastError();
+    }
+    return value;
+  }();
+  return bytes <= most;
 }
 
 template <int K8>
@@ -55,10 +75,10 @@ cudaError_t Expand(const ExpandArgs& a, bool transposed, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <int N8, int M, bool kTransposed>
+template <int N8, int M, bool kTransposed, int kStages>
 cudaError_t ReduceRows(const ReduceArgs& a, cudaStream_t stream) {
-  constexpr int kShared = lora::ReduceSharedBytes<M>();
-  const auto kernel = lora::ReduceKernel<N8, M, kTransposed>;
+  constexpr int kShared = lora::ReduceSharedBytes<M, kStages>();
+  const auto kernel = lora::ReduceKernel<N8, M, kTransposed, kStages>;
   static const cudaError_t allowed = AllowShared(reinterpret_cast<const void*>(kernel), kShared);
   if (allowed != cudaSuccess) return allowed;
   const dim3 grid(static_cast<unsigned>((a.T + 16 * M - 1) / (16 * M)),
@@ -67,23 +87,40 @@ cudaError_t ReduceRows(const ReduceArgs& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <int N8>
-cudaError_t Reduce(const ReduceArgs& a, bool transposed, cudaStream_t stream) {
+template <int N8, bool kTransposed>
+cudaError_t Reduce(const ReduceArgs& a, cudaStream_t stream) {
   constexpr int kManyTokens = 2048;  // enough CTAs with rows in pairs
-  if (a.T >= kManyTokens) {
-    return transposed ? ReduceRows<N8, 2, true>(a, stream) : ReduceRows<N8, 2, false>(a, stream);
-  }
-  return transposed ? ReduceRows<N8, 1, true>(a, stream) : ReduceRows<N8, 1, false>(a, stream);
+  constexpr int kStages = 3, kDeep = 6;
+  static_assert(lora::ReduceSharedBytes<2, kStages>() <= kLeastShared, "every card");
+  if (a.T < kManyTokens) return ReduceRows<N8, 1, kTransposed, kStages>(a, stream);
+  // One CTA a multiprocessor: what two would have on their way.
+  if (a.strips.count == 1 && HasShared(lora::ReduceSharedBytes<2, kDeep>()))
+    return ReduceRows<N8, 2, kTransposed, kDeep>(a, stream);
+  return ReduceRows<N8, 2, kTransposed, kStages>(a, stream);
 }
 
-template <int N8, bool kTransposed, bool kNormed>
-cudaError_t Grad(const GradArgs& a, cudaStream_t stream) {
-  constexpr int kShared = lora::GradShape<N8, kNormed>::kSharedBytes;
-  const auto kernel = lora::GradKernel<N8, kTransposed, kNormed>;
+template <int N8>
+cudaError_t Reduce(const ReduceArgs& a, bool transposed, cudaStream_t stream) {
+  return transposed ? Reduce<N8, true>(a, stream) : Reduce<N8, false>(a, stream);
+}
+
+template <int N8, bool kTransposed, bool kNormed, int kStages>
+cudaError_t GradBy(const GradArgs& a, cudaStream_t stream) {
+  constexpr int kShared = lora::GradShape<N8, kNormed, kStages>::kSharedBytes;
+  const auto kernel = lora::GradKernel<N8, kTransposed, kNormed, kStages>;
   static const cudaError_t allowed = AllowShared(reinterpret_cast<const void*>(kernel), kShared);
   if (allowed != cudaSuccess) return allowed;
   kernel<<<Groups(a.strips, lora::kGradColumns), 32 * lora::kGradWarps, kShared, stream>>>(a);
   return cudaGetLastError();
+}
+
+template <int N8, bool kTransposed, bool kNormed>
+cudaError_t Grad(const GradArgs& a, cudaStream_t stream) {
+  constexpr int kStages = N8 == 1 ? 4 : 3, kDeep = N8 == 1 ? kStages : 6;
+  static_assert(lora::GradShape<N8, kNormed, kStages>::kSharedBytes <= kLeastShared, "every card");
+  if (HasShared(lora::GradShape<N8, kNormed, kDeep>::kSharedBytes))
+    return GradBy<N8, kTransposed, kNormed, kDeep>(a, stream);
+  return GradBy<N8, kTransposed, kNormed, kStages>(a, stream);
 }
 
 template <int N8>
@@ -132,16 +169,58 @@ cudaError_t GradAny(const GradArgs& a, int64_t rank, bool transposed, cudaStream
 
 const bf16* In(const void* p) { return static_cast<const bf16*>(p); }
 
+ExpandArgs ExpandArgsOf(const LoraUpArgs& a) {
+  return {StripsOf(a.linears),
+          In(a.u),
+          In(a.b),
+          static_cast<bf16*>(a.y),
+          static_cast<int>(a.T),
+          static_cast<int>(a.r),
+          static_cast<int>(a.linears.count * a.r),
+          static_cast<int>(a.r),
+          a.ldy,
+          a.scale,
+          a.accumulate};
+}
+
 }  // namespace
 
 cudaError_t LoraUp(const LoraUpArgs& a, cudaStream_t stream) {
   if (!LoraKernelsTake(a.linears, a.r, a.ldy) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
-  return ExpandAny(
-      {StripsOf(a.linears), In(a.u), In(a.b), static_cast<bf16*>(a.y), static_cast<int>(a.T),
-       static_cast<int>(a.r), static_cast<int>(a.linears.count * a.r), static_cast<int>(a.r), a.ldy,
-       a.scale, a.accumulate},
-      a.r, false, stream);
+  return ExpandAny(ExpandArgsOf(a), a.r, false, stream);
+}
+
+cudaError_t LoraUpRope(const LoraUpRopeArgs& a, cudaStream_t stream) {
+  if (!LoraUpRopeTaken(a) || !Aligned16(a.up.y) || a.rope.x != a.up.y) return cudaErrorInvalidValue;
+  if (a.up.T == 0) return cudaSuccess;
+  lora::RopeExpandArgs r{};
+  r.up = ExpandArgsOf(a.up);
+  r.positions = a.rope.positions;
+  r.inv_freq = a.rope.inv_freq;
+  r.heads = static_cast<int>(a.rope.heads);
+  r.D = static_cast<int>(a.rope.D);
+  r.rope_scale = a.rope.scale;
+  for (int m = 0; m < r.up.strips.count; ++m) {
+    const int behind = r.up.strips.column[m] + r.up.strips.width[m] - r.heads * r.D;
+    if (behind / 64 > r.plain_units) r.plain_units = behind / 64;
+  }
+  constexpr int kTokens = 16 * lora::kRopeWarps;
+  const dim3 grid(static_cast<unsigned>((r.up.T + kTokens - 1) / kTokens),
+                  static_cast<unsigned>(r.D / 64 * lora::RopeChunks(r.heads) +
+                                        lora::RopeChunks(r.plain_units)));
+  switch (a.up.r / 8) {
+    case 1:
+      lora::RopeExpandKernel<1><<<grid, 32 * lora::kRopeWarps, 0, stream>>>(r);
+      break;
+    case 2:
+      lora::RopeExpandKernel<2><<<grid, 32 * lora::kRopeWarps, 0, stream>>>(r);
+      break;
+    default:
+      lora::RopeExpandKernel<3><<<grid, 32 * lora::kRopeWarps, 0, stream>>>(r);
+      break;
+  }
+  return cudaGetLastError();
 }
 
 cudaError_t LoraBack(const LoraBackArgs& a, cudaStream_t stream) {

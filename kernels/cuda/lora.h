@@ -18,6 +18,8 @@ namespace soup::kernels::cuda {
 cudaError_t LoraUp(const LoraUpArgs& args, cudaStream_t stream);
 cudaError_t LoraBack(const LoraBackArgs& args, cudaStream_t stream);
 cudaError_t LoraGrad(const LoraGradArgs& args, cudaStream_t stream);
+// LoraUpRopeTaken of kernels/lora_products.h; y 16-byte aligned.
+cudaError_t LoraUpRope(const LoraUpRopeArgs& args, cudaStream_t stream);
 // LoraNormedGradTaken of kernels/lora_products.h; x, du 16-byte aligned.
 cudaError_t LoraNormedGrad(const LoraNormedGradArgs& args, cudaStream_t stream);
 

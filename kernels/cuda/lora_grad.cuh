@@ -9,8 +9,9 @@ namespace soup::kernels::cuda::lora {
 
 // grad (row, i) lies at grad[row * ldg + i], or transposed at grad[i * ldg + row]. A CTA makes 32
 // columns of all 8 N8 ranks; its warps take runs of 16 tokens in turn, each through a ring of its
-// own in shared memory, and add up in warp order. Normed: y is x * rstd * (weight + offset)
-// instead, rounded as a norm's output is.
+// own in shared memory, and add up in warp order. Transposed from the first run on, else from the
+// last: where the kernel before has ended. Normed: y is x * rstd * (weight + offset) instead,
+// rounded as a norm's output is. The ring's stages decide no bits.
 constexpr int kGradWarps = 16;
 constexpr int kGradColumns = 32;
 constexpr int kGradRun = 16;  // tokens
@@ -28,17 +29,15 @@ struct GradArgs {
   float weight_offset = 0;
 };
 
-template <int N8, bool kNormed>
+template <int N8, bool kNormed, int kStages>
 struct GradShape {
   static constexpr int kYBytes = kGradRun * kGradColumns * 2;
   static constexpr int kUBytes = kGradRun * 16;  // of 8 ranks
   static constexpr int kRunBytes = kYBytes + N8 * kUBytes + (kNormed ? kGradRun * 4 : 0);
-  static constexpr int kStages = N8 == 1 ? 4 : 3;
   static constexpr int kRingBytes = kStages * kRunBytes;  // of a warp
   static constexpr int kPartRow = 8 * N8 + 1;             // floats; no bank conflicts
   static constexpr int kSharedBytes = kGradWarps * kRingBytes;
   static_assert(kGradWarps * kGradColumns * kPartRow * 4 <= kSharedBytes, "sums fit into the ring");
-  static_assert(kSharedBytes <= 99 * 1024, "what cards of every class have");
 };
 
 // bf16 pair of two tokens of one column, normed.
@@ -47,52 +46,78 @@ __device__ __forceinline__ uint32_t NormPair(uint32_t x, float2 rstd, float weig
                              attention::High(x) * (rstd.y * weight));
 }
 
-template <int N8, bool kTransposed, bool kNormed>
+// What a lane copies of a run of tokens.
+template <int N8, bool kTransposed, bool kNormed, int kStages>
+struct GradCopies {
+  using Shape = GradShape<N8, kNormed, kStages>;
+  static constexpr int kUCopies = (N8 + 1) / 2;
+  const bf16* y;
+  const bf16* u[kUCopies];
+  const float* rstd;
+  int64_t y_half, y_step, u_step;  // elements: 8 rows; from one run of the warp to its next
+  uint32_t y_to, u_to[kUCopies], rstd_to;
+  int lane, t0, t_step;
+
+  __device__ __forceinline__ GradCopies(const GradArgs& a, const bf16* y0, const bf16* u0, int run,
+                                        int of_lane)
+      : lane(of_lane) {
+    constexpr int kTokens = (kTransposed ? 1 : -1) * kGradWarps * kGradRun;
+    t0 = run * kGradRun;
+    t_step = kTokens;
+    y_step = kTokens * a.ldy;
+    u_step = static_cast<int64_t>(kTokens) * a.ldu;
+    const int row = lane >> 2, chunk = lane & 3;
+    y = y0 + static_cast<int64_t>(t0 + row) * a.ldy + 8 * chunk;
+    y_half = 8 * a.ldy;
+    // A row of 64 bytes keeps its 16-byte chunk c at c ^ (row / 2 & 3): ldmatrix without conflicts.
+    y_to = row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
+#pragma unroll
+    for (int i = 0; i < kUCopies; ++i) {
+      const int x = lane + 32 * i;
+      u[i] = u0 + static_cast<int64_t>(t0 + x / N8) * a.ldu + 8 * (x % N8);
+      u_to[i] = Shape::kYBytes + (x % N8) * Shape::kUBytes + (x / N8) * 16;
+    }
+    rstd = a.rstd + t0 + lane;
+    rstd_to = Shape::kYBytes + N8 * Shape::kUBytes + lane * 4;
+  }
+
+  // Starts the copy of the warp's next run, and goes on.
+  __device__ __forceinline__ void Start(uint32_t to, int T) {
+    const int row = lane >> 2;
+    attention::CopyAsync16(to + y_to, y, t0 + row < T);
+    attention::CopyAsync16(to + y_to + 512, y + y_half, t0 + row + 8 < T);
+#pragma unroll
+    for (int i = 0; i < kUCopies; ++i) {
+      const int x = lane + 32 * i;
+      if (x < kGradRun * N8) attention::CopyAsync16(to + u_to[i], u[i], t0 + x / N8 < T);
+      u[i] += u_step;
+    }
+    if (kNormed && lane < kGradRun) attention::CopyAsync4(to + rstd_to, rstd, t0 + lane < T);
+    y += y_step;
+    rstd += t_step;
+    t0 += t_step;
+  }
+};
+
+template <int N8, bool kTransposed, bool kNormed, int kStages>
 __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
     GradKernel(const __grid_constant__ GradArgs a) {
-  using Shape = GradShape<N8, kNormed>;
+  using Shape = GradShape<N8, kNormed, kStages>;
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x & 31, q = lane & 3, g = lane >> 2, warp = threadIdx.x >> 5;
   Place place;
   if (!Find(a.strips, blockIdx.x * kGradColumns, &place)) return;
-  const bf16* y0 = a.y + place.column;
-  const bf16* u0 = a.u + place.strip * a.rank;
   const int runs = (a.T + kGradRun - 1) / kGradRun;
+  const int mine = (runs - warp + kGradWarps - 1) / kGradWarps;  // this warp's
   const uint32_t ring = attention::SharedAddress(shared) + warp * Shape::kRingBytes;
-
-  // Each 1 KB of a row, what memory is good at, is taken by CTAs that walk together; others begin
-  // elsewhere, so that not all read the same rows of u at once.
-  const int turn = blockIdx.x / 16 * 2 * kGradWarps % runs;
-  // A row of 64 bytes keeps its 16-byte chunk c at c ^ (row / 2 & 3): ldmatrix without conflicts.
-  const auto copy = [&](int run, uint32_t to) {
-    if (run < runs) {
-      const int t0 = (run + turn < runs ? run + turn : run + turn - runs) * kGradRun;
+  GradCopies<N8, kTransposed, kNormed, kStages> copies(a, a.y + place.column,
+                                                       a.u + place.strip * a.rank,
+                                                       kTransposed ? warp : runs - 1 - warp, lane);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = (lane >> 2) + 8 * i, chunk = lane & 3;
-        attention::CopyAsync16(to + row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4),
-                               y0 + static_cast<int64_t>(t0 + row) * a.ldy + 8 * chunk,
-                               t0 + row < a.T);
-      }
-#pragma unroll
-      for (int i = 0; i < (N8 + 1) / 2; ++i) {
-        const int x = lane + 32 * i, row = x / N8, n = x % N8;
-        if (x < kGradRun * N8) {
-          attention::CopyAsync16(to + Shape::kYBytes + n * Shape::kUBytes + row * 16,
-                                 u0 + static_cast<int64_t>(t0 + row) * a.ldu + 8 * n,
-                                 t0 + row < a.T);
-        }
-      }
-      if (kNormed && lane < kGradRun) {
-        attention::CopyAsync4(to + Shape::kYBytes + N8 * Shape::kUBytes + lane * 4,
-                              a.rstd + t0 + lane, t0 + lane < a.T);
-      }
-    }
+  for (int s = 0; s + 1 < kStages; ++s) {
+    if (s < mine) copies.Start(ring + s * Shape::kRunBytes, a.T);
     attention::CommitCopies();
-  };
-#pragma unroll
-  for (int s = 0; s + 1 < Shape::kStages; ++s)
-    copy(warp + s * kGradWarps, ring + s * Shape::kRunBytes);
+  }
   float weight[2][2] = {};  // of columns g and g + 8 of both halves
   if (kNormed) {
 #pragma unroll
@@ -101,10 +126,11 @@ __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
     }
   }
   float c[2][N8][4] = {};
-  uint32_t from = ring, to = ring + (Shape::kStages - 1) * Shape::kRunBytes;
-  for (int run = warp; run < runs; run += kGradWarps) {
-    copy(run + (Shape::kStages - 1) * kGradWarps, to);
-    attention::WaitCopies<Shape::kStages - 1>();
+  uint32_t from = ring, to = ring + (kStages - 1) * Shape::kRunBytes;
+  for (int i = 0; i < mine; ++i) {
+    if (i + kStages - 1 < mine) copies.Start(to, a.T);
+    attention::CommitCopies();
+    attention::WaitCopies<kStages - 1>();
     __syncwarp();  // a lane reads what others have copied
     uint32_t y[2][4];
     const int row = (lane & 7) + 8 * (lane >> 4), chunk = (lane >> 3) & 1;

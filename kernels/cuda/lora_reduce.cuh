@@ -12,7 +12,6 @@ namespace soup::kernels::cuda::lora {
 // of the summands is permuted so that a lane reads 16 bytes of a row. M and the ring decide no
 // bits.
 constexpr int kReduceWarps = 16;
-constexpr int kReduceStages = 3;
 
 struct ReduceArgs {
   Strips strips;
@@ -25,9 +24,9 @@ struct ReduceArgs {
 };
 
 // Dynamic shared memory: the ring; then the warps' sums, which take less.
-template <int M>
+template <int M, int kStages>
 constexpr int ReduceSharedBytes() {
-  return kReduceStages * kReduceWarps * 2 * M * 512;
+  return kStages * kReduceWarps * 2 * M * 512;
 }
 
 // The lane's part of 32 rows of W from `row` on.
@@ -50,10 +49,10 @@ __device__ __forceinline__ void LoadReduceWeights(const ReduceArgs& a, int row, 
   }
 }
 
-template <int N8, int M, bool kTransposed>
+template <int N8, int M, bool kTransposed, int kStages>
 __global__ void __launch_bounds__(32 * kReduceWarps)
     ReduceKernel(const __grid_constant__ ReduceArgs a) {
-  constexpr int kWarps = kReduceWarps, kStages = kReduceStages, kStageBytes = kWarps * 2 * M * 512;
+  constexpr int kWarps = kReduceWarps, kStageBytes = kWarps * 2 * M * 512;
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x & 31, q = lane & 3, g = lane >> 2, warp = threadIdx.x >> 5;
   const int strip = blockIdx.y, t0 = blockIdx.x * 16 * M;
@@ -63,23 +62,19 @@ __global__ void __launch_bounds__(32 * kReduceWarps)
   const int runs = a.strips.width[strip] / 32;
   const uint32_t own = attention::SharedAddress(shared) + warp * 2 * M * 512 + lane * 16;
 
-  // CTAs begin at different runs, so that not all read the same rows of W at once.
-  const int turn = blockIdx.x * kWarps % runs;
-  const auto turned = [&](int run) { return run + turn < runs ? run + turn : run + turn - runs; };
   const auto copy = [&](int run, uint32_t to) {
     if (run < runs) {
-      const int column = 32 * turned(run);
 #pragma unroll
       for (int i = 0; i < 2 * M; ++i) {
         const int t = t0 + 8 * i + g;
-        attention::CopyAsync16(to + 512 * i, y0 + static_cast<int64_t>(t) * a.ldy + column,
+        attention::CopyAsync16(to + 512 * i, y0 + static_cast<int64_t>(t) * a.ldy + 32 * run,
                                t < a.T);
       }
     }
     attention::CommitCopies();
   };
   uint32_t w[N8][4], next_w[N8][4];
-  if (warp < runs) LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * turned(warp), g, w);
+  if (warp < runs) LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * warp, g, w);
 #pragma unroll
   for (int s = 0; s + 1 < kStages; ++s) copy(warp + s * kWarps, own + s * kStageBytes);
   float c[M][N8][4] = {};
@@ -87,7 +82,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps)
   for (int run = warp; run < runs; run += kWarps) {
     copy(run + (kStages - 1) * kWarps, to);
     if (run + kWarps < runs)
-      LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * turned(run + kWarps), g, next_w);
+      LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * (run + kWarps), g, next_w);
     attention::WaitCopies<kStages - 1>();
 #pragma unroll
     for (int m = 0; m < M; ++m) {

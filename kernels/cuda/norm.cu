@@ -16,14 +16,15 @@ unsigned BlockFor(int64_t H) {
   return static_cast<unsigned>(threads < 32 ? 32 : threads > kBlock ? kBlock : threads);
 }
 
-// x, y [T, H]; grid T, block BlockFor(H).
+// x, y [T, H]; grid T, block BlockFor(H); rows from the last to the first.
 template <typename V>
 __global__ void __launch_bounds__(kBlock)
     ForwardKernel(const V* __restrict__ x, const uint4* __restrict__ weight, V* y, V* copy,
                   float* __restrict__ rstd, int vectors, float inv_h, float eps, float offset,
                   bool accumulate) {
   __shared__ float shared[32];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
+  const unsigned t = FromTheEnd(blockIdx.x, gridDim.x);
+  const int64_t row = static_cast<int64_t>(t) * vectors;
   V held[kHeld];
   float sum = 0.f;
 #pragma unroll
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kBlock)
     for (int i = 0; i < 8; ++i) sum = fmaf(f[i], f[i], sum);
   }
   const float r = rsqrtf(BlockSum(sum, shared) * inv_h + eps);
-  if (threadIdx.x == 0 && rstd != nullptr) rstd[blockIdx.x] = r;
+  if (threadIdx.x == 0 && rstd != nullptr) rstd[t] = r;
   const auto write = [&](const V& from, int c) {
     if (copy != nullptr) copy[row + c] = from;
     float f[8], w[8];
@@ -68,14 +69,15 @@ __global__ void __launch_bounds__(kBlock)
   for (int c = threadIdx.x + kHeld * blockDim.x; c < vectors; c += blockDim.x) write(x[row + c], c);
 }
 
-// dx (+)= r * (dy w - x * r^2 * mean(dy w x)); grid T.
+// dx (+)= r * (dy w - x * r^2 * mean(dy w x)); grid T, rows from the last to the first.
 template <typename V>
 __global__ void __launch_bounds__(kBlock)
     BackwardKernel(const V* __restrict__ dy, const V* __restrict__ x,
                    const uint4* __restrict__ weight, const float* rstd, float* rstd_out, V* dx,
                    int vectors, float inv_h, bool accumulate, float offset, float eps) {
   __shared__ float shared[32];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors;
+  const unsigned t = FromTheEnd(blockIdx.x, gridDim.x);
+  const int64_t row = static_cast<int64_t>(t) * vectors;
   V held_x[kHeld], held_dy[kHeld], held_dx[kHeld];
   float dot = 0.f, squares = 0.f;
   const auto sum = [&](const V& vx, const V& vdy, int c) {
@@ -104,9 +106,8 @@ __global__ void __launch_bounds__(kBlock)
   }
   for (int c = threadIdx.x + kHeld * blockDim.x; c < vectors; c += blockDim.x)
     sum(x[row + c], dy[row + c], c);
-  const float r =
-      rstd != nullptr ? rstd[blockIdx.x] : rsqrtf(BlockSum(squares, shared) * inv_h + eps);
-  if (threadIdx.x == 0 && rstd_out != nullptr) rstd_out[blockIdx.x] = r;
+  const float r = rstd != nullptr ? rstd[t] : rsqrtf(BlockSum(squares, shared) * inv_h + eps);
+  if (threadIdx.x == 0 && rstd_out != nullptr) rstd_out[t] = r;
   const float k = r * r * BlockSum(dot, shared) * inv_h;
   const auto write = [&](const V& vx, const V& vdy, const V& before, int c) {
     float fx[8], g[8], w[8], out[8] = {};

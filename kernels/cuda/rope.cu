@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kBlock)
                int64_t tokens, int heads, int D, int rotary, int64_t row_stride, float sign,
                float scale) {
   const int groups = rotary / 16;
-  const int64_t i = blockIdx.x * static_cast<int64_t>(kBlock) + threadIdx.x;
+  const int64_t i = FromTheEnd(blockIdx.x, gridDim.x) * static_cast<int64_t>(kBlock) + threadIdx.x;
   if (i >= tokens * groups) return;
   const int64_t t = i / groups;
   const int g = static_cast<int>(i - t * groups);

@@ -80,6 +80,46 @@ std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c) {
   return {RunUp(device, seed, c, true), RunUp(device, seed, c, false)};
 }
 
+struct UpRopeCase {
+  LoraCase lora;
+  int64_t heads, D;
+};
+
+std::vector<Check> RunUpRope(TestDevice& device, uint64_t seed, const UpRopeCase& k) {
+  const LoraCase& c = k.lora;
+  Random random(seed);
+  const auto u = RoundTo(device.act(), random.Normals(c.T * c.columns()));
+  const auto b = RoundTo(device.act(), random.Normals(c.rows() * c.r));
+  const auto before = RoundTo(device.act(), random.Normals(c.T * c.ldy));
+  std::vector<int32_t> positions;
+  for (int64_t t = 0; t < c.T; ++t) positions.push_back(static_cast<int32_t>(3 + t * 7));
+  std::vector<float> inv_freq;
+  for (int64_t i = 0; i < k.D / 2; ++i) {
+    inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * static_cast<double>(i) / k.D)));
+  }
+  const DeviceTensor du(device, device.act(), u), db(device, device.act(), b),
+      dy(device, device.act(), before);
+  const DeviceArray<int32_t> device_positions(device, positions);
+  const DeviceArray<float> device_freq(device, inv_freq);
+  LoraUpRopeArgs args{};
+  args.up = {c.linears(), du.data(), db.data(), dy.data(), c.T, c.r, c.ldy, kScale, true};
+  args.rope = {
+      dy.data(), device_positions.data(), device_freq.data(), c.T, k.heads, k.D, c.ldy, false, k.D,
+      1.25f};
+  device.Run(args);
+  auto expected = before;
+  for (int64_t t = 0; t < c.T; ++t) {
+    c.ForEachColumn([&](int64_t m, int64_t column, int64_t row) {
+      for (int64_t i = 0; i < c.r; ++i) {
+        expected[t * c.ldy + column] +=
+            kScale * u[t * c.columns() + m * c.c() + i] * b[row * c.r + i];
+      }
+    });
+  }
+  reference::Rope(&expected, positions, inv_freq, k.heads, k.D, c.ldy, false, k.D, 1.25);
+  return {CompareL2("y", dy.Get(), expected, Bound(device, c.r) + device.epsilon())};
+}
+
 std::vector<Check> RunBack(TestDevice& device, uint64_t seed, const LoraCase& c) {
   Random random(seed);
   const auto dy = RoundTo(device.act(), random.Normals(c.T * c.ldy));
@@ -215,6 +255,20 @@ void AppendLoraCases(std::vector<OpCase>* cases) {
         {"lora_back" + name, 0, [=](auto& d, auto seed) { return RunBack(d, seed, c); }});
     cases->push_back(
         {"lora_grad" + name, 0, [=](auto& d, auto seed) { return RunGrad(d, seed, c); }});
+  }
+  // Two query heads (or more), one key head, v behind them; not all of them adapted.
+  const UpRopeCase turned[] = {
+      {{70, 8, {0, 256, 384}, {256, 128, 128}, 512}, 3, 128},
+      {{33, 16, {0, 192}, {128, 64}, 264}, 3, 64},
+      {{130, 24, {512}, {256}, 1024}, 3, 256},
+      {{17, 8, {0, 1152}, {1024, 64}, 1216}, 18, 64},
+      {{40, 8, {0, 16, 32}, {16, 16, 16}, 48}, 2, 16},  // one op after the other everywhere
+  };
+  for (const UpRopeCase& k : turned) {
+    cases->push_back({"lora_up_rope_T" + std::to_string(k.lora.T) + "_r" +
+                          std::to_string(k.lora.r) + "_heads" + std::to_string(k.heads) + "_D" +
+                          std::to_string(k.D),
+                      0, [=](auto& d, auto seed) { return RunUpRope(d, seed, k); }});
   }
   for (const int64_t r : {8, 16, 24, 48, 64}) {
     for (const int64_t T : {64, 777}) {

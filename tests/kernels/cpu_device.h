@@ -63,6 +63,10 @@ class CpuDevice : public TestDevice {
   void Run(const SwigluBackwardArgs& args) override { cpu::SwigluBackward(args, context_); }
   void Run(const GemmArgs& args) override { cpu::Gemm(args, context_); }
   void Run(const LoraUpArgs& args) override { Products(args); }
+  void Run(const LoraUpRopeArgs& args) override {
+    Products(args.up);
+    cpu::Rope(args.rope, context_);
+  }
   void Run(const LoraBackArgs& args) override { Products(args); }
   void Run(const LoraGradArgs& args) override { Products(args); }
   void Run(const LoraNormedGradArgs& args) override {

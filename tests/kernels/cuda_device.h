@@ -136,6 +136,14 @@ class CudaDevice : public TestDevice {
     if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
     Check(cuda::LoraUp(a, nullptr), "LoraUp");
   }
+  void Run(const LoraUpRopeArgs& a) override {
+    if (!f32() && LoraUpRopeTaken(a)) {
+      Check(cuda::LoraUpRope(a, nullptr), "LoraUpRope");
+      return;
+    }
+    Run(a.up);
+    Run(a.rope);
+  }
   void Run(const LoraBackArgs& a) override {
     if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
     Check(cuda::LoraBack(a, nullptr), "LoraBack");

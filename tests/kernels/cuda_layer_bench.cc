@@ -145,27 +145,40 @@ void Elementwise(int64_t T, Totals* totals) {
   });
 }
 
-void RopeAndGate(int64_t T, Totals* totals) {
-  {
-    const Sets x(T * kQkv, 4), frequencies(kHeadDim, 1);
+// Positions and frequencies of rope.
+struct RopeTables {
+  explicit RopeTables(int64_t T) {
     const std::vector<int32_t> host(static_cast<size_t>(T), 317);
-    void* positions = nullptr;
     Must(cudaMalloc(&positions, static_cast<size_t>(4 * T)), "cudaMalloc");
     Must(cudaMemcpy(positions, host.data(), static_cast<size_t>(4 * T), cudaMemcpyHostToDevice),
          "upload");
-    Report(totals, "rope", 2, 4.0 * T * (kQ + kKv), [&](int i) {
-      RopeArgs a{};
-      a.x = x(i);
-      a.positions = static_cast<int32_t*>(positions);
-      a.inv_freq = static_cast<float*>(frequencies(0));
-      a.T = T;
-      a.heads = kHeads + kKvHeads;
-      a.D = kHeadDim;
-      a.row_stride = kQkv;
-      a.inverse = i % 2 == 1;
-      Must(cuda::Rope(a, nullptr), "rope");
-    });
-    Must(cudaFree(positions), "cudaFree");
+  }
+  ~RopeTables() { cudaFree(positions); }
+  RopeTables(const RopeTables&) = delete;
+  RopeTables& operator=(const RopeTables&) = delete;
+  RopeArgs Args(void* x, int64_t T, bool inverse) const {
+    RopeArgs a{};
+    a.x = x;
+    a.positions = static_cast<int32_t*>(positions);
+    a.inv_freq = static_cast<float*>(frequencies(0));
+    a.T = T;
+    a.heads = kHeads + kKvHeads;
+    a.D = kHeadDim;
+    a.row_stride = kQkv;
+    a.inverse = inverse;
+    a.rotary = kHeadDim;
+    return a;
+  }
+  void* positions = nullptr;
+  const Sets frequencies{kHeadDim, 1};
+};
+
+void RopeAndGate(int64_t T, Totals* totals) {
+  {
+    const Sets x(T * kQkv, 4);
+    const RopeTables tables(T);
+    Report(totals, "rope", 1, 4.0 * T * (kQ + kKv),
+           [&](int i) { Must(cuda::Rope(tables.Args(x(i), T, i % 2 == 1), nullptr), "rope"); });
   }
   const Sets gate_up(T * 2 * kInner, 2), y(T * kInner, 2);
   Report(totals, "swiglu forward", 1, 6.0 * T * kInner, [&](int i) {
@@ -176,9 +189,8 @@ void RopeAndGate(int64_t T, Totals* totals) {
   });
 }
 
-// The adapters of linears of these widths that read one input of kHidden columns.
-void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths, bool up_adds, bool normed,
-          Totals* totals) {
+// The adapters of linears of these widths that read one input of kHidden columns; normed: q, k, v.
+void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths, bool normed, Totals* totals) {
   LoraLinears linears{};
   int64_t rows = 0;
   for (const int64_t width : widths) {
@@ -198,8 +210,14 @@ void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths, bool up_adds
     skinny(
         {false, true, T, R, kHidden, 1, 0, x(i), kHidden, a(0), kHidden, u(i), R, act, act, act});
   });
-  Report(totals, named("lora up").c_str(), 1, (up_adds ? 2 : 1) * wide, [&](int i) {
-    Must(cuda::LoraUp({linears, u(i), b(0), y(i), T, r, rows, 2.f, up_adds}, nullptr), "up");
+  const RopeTables tables(T);
+  Report(totals, named(normed ? "lora up, rope" : "lora up").c_str(), 1, 2 * wide, [&](int i) {
+    const LoraUpArgs up = {linears, u(i), b(0), y(i), T, r, rows, 2.f, true};
+    if (normed) {
+      Must(cuda::LoraUpRope({up, tables.Args(y(i), T, false)}, nullptr), "up, rope");
+    } else {
+      Must(cuda::LoraUp(up, nullptr), "up");
+    }
   });
   Report(totals, named("lora back").c_str(), 1, wide, [&](int i) {
     Must(cuda::LoraBack({linears, y(i), b(0), u(i), T, r, rows, 2.f}, nullptr), "back");
@@ -241,9 +259,9 @@ int main(int argc, char** argv) {
   soup::kernels::Elementwise(T, &elementwise);
   soup::kernels::RopeAndGate(T, &elementwise);
   soup::kernels::Print("elementwise, a layer", elementwise);
-  soup::kernels::Lora(T, r, {soup::kernels::kQ, soup::kernels::kKv, soup::kernels::kKv}, false,
-                      true, &lora);
-  soup::kernels::Lora(T, r, {soup::kernels::kHidden}, true, false, &lora);
+  soup::kernels::Lora(T, r, {soup::kernels::kQ, soup::kernels::kKv, soup::kernels::kKv}, true,
+                      &lora);
+  soup::kernels::Lora(T, r, {soup::kernels::kHidden}, false, &lora);
   soup::kernels::Print("lora, a layer", lora);
   return 0;
 }

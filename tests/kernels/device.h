@@ -54,6 +54,7 @@ class TestDevice {
   virtual void Run(const SwigluBackwardArgs& args) = 0;
   virtual void Run(const GemmArgs& args) = 0;
   virtual void Run(const LoraUpArgs& args) = 0;
+  virtual void Run(const LoraUpRopeArgs& args) = 0;
   virtual void Run(const LoraBackArgs& args) = 0;
   virtual void Run(const LoraGradArgs& args) = 0;
   virtual void Run(const LoraNormedGradArgs& args) = 0;

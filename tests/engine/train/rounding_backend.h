@@ -68,9 +68,12 @@ class RoundingBackend : public bench::ForwardingBackend {
   }
   void LoraUp(const kernels::LoraUpArgs& a) override {
     next().LoraUp(a);
-    for (int32_t m = 0; m < a.linears.count; ++m) {
-      Round(static_cast<float*>(a.y) + a.linears.column[m], a.T, a.linears.width[m], a.ldy);
-    }
+    RoundLinears(a);
+  }
+  void LoraUpRope(const kernels::LoraUpRopeArgs& a) override {
+    next().LoraUpRope(a);
+    RoundLinears(a.up);
+    Round(a.rope.x, a.rope.T, a.rope.heads * a.rope.D, a.rope.row_stride);
   }
   void LoraBack(const kernels::LoraBackArgs& a) override {
     next().LoraBack(a);
@@ -114,6 +117,11 @@ class RoundingBackend : public bench::ForwardingBackend {
   }
 
  private:
+  static void RoundLinears(const kernels::LoraUpArgs& a) {
+    for (int32_t m = 0; m < a.linears.count; ++m) {
+      Round(static_cast<float*>(a.y) + a.linears.column[m], a.T, a.linears.width[m], a.ldy);
+    }
+  }
   static void Round(void* y, int64_t rows, int64_t columns, int64_t stride) {
     float* at = static_cast<float*>(y);
     for (int64_t i = 0; i < rows; ++i, at += stride) {
