@@ -44,21 +44,6 @@ cudaError_t AllowShared(const void* kernel, int bytes) {
                               cudaSharedmemCarveoutMaxShared);
 }
 
-// Whether a CTA may have this much shared memory on this card; all cards have kLeastShared.
-constexpr int kLeastShared = 99 * 1024;
-bool HasShared(int bytes) {
-  static const int most = [] {
-    int device = 0, value = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-            cudaSuccess) {
-      cudaGetLastError();
-    }
-    return value;
-  }();
-  return bytes <= most;
-}
-
 template <int K8>
 cudaError_t Expand(const ExpandArgs& a, bool transposed, cudaStream_t stream) {
   constexpr unsigned kWarps = lora::kExpandBlock / 32;
@@ -75,52 +60,35 @@ cudaError_t Expand(const ExpandArgs& a, bool transposed, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <int N8, int M, bool kTransposed, int kStages>
+template <int N8, int M, bool kTransposed>
 cudaError_t ReduceRows(const ReduceArgs& a, cudaStream_t stream) {
-  constexpr int kShared = lora::ReduceSharedBytes<M, kStages>();
-  const auto kernel = lora::ReduceKernel<N8, M, kTransposed, kStages>;
+  constexpr int kShared = lora::ReduceShape<M>::kSharedBytes;
+  const auto kernel = lora::ReduceKernel<N8, M, kTransposed>;
   static const cudaError_t allowed = AllowShared(reinterpret_cast<const void*>(kernel), kShared);
   if (allowed != cudaSuccess) return allowed;
   const dim3 grid(static_cast<unsigned>((a.T + 16 * M - 1) / (16 * M)),
                   static_cast<unsigned>(a.strips.count));
-  kernel<<<grid, 32 * lora::kReduceWarps, kShared, stream>>>(a);
+  kernel<<<grid, 32 * lora::ReduceShape<M>::kWarps, kShared, stream>>>(a);
   return cudaGetLastError();
-}
-
-template <int N8, bool kTransposed>
-cudaError_t Reduce(const ReduceArgs& a, cudaStream_t stream) {
-  constexpr int kManyTokens = 2048;  // enough CTAs with rows in pairs
-  constexpr int kStages = 3, kDeep = 6;
-  static_assert(lora::ReduceSharedBytes<2, kStages>() <= kLeastShared, "every card");
-  if (a.T < kManyTokens) return ReduceRows<N8, 1, kTransposed, kStages>(a, stream);
-  // One CTA a multiprocessor: what two would have on their way.
-  if (a.strips.count == 1 && HasShared(lora::ReduceSharedBytes<2, kDeep>()))
-    return ReduceRows<N8, 2, kTransposed, kDeep>(a, stream);
-  return ReduceRows<N8, 2, kTransposed, kStages>(a, stream);
 }
 
 template <int N8>
 cudaError_t Reduce(const ReduceArgs& a, bool transposed, cudaStream_t stream) {
-  return transposed ? Reduce<N8, true>(a, stream) : Reduce<N8, false>(a, stream);
-}
-
-template <int N8, bool kTransposed, bool kNormed, int kStages>
-cudaError_t GradBy(const GradArgs& a, cudaStream_t stream) {
-  constexpr int kShared = lora::GradShape<N8, kNormed, kStages>::kSharedBytes;
-  const auto kernel = lora::GradKernel<N8, kTransposed, kNormed, kStages>;
-  static const cudaError_t allowed = AllowShared(reinterpret_cast<const void*>(kernel), kShared);
-  if (allowed != cudaSuccess) return allowed;
-  kernel<<<Groups(a.strips, lora::kGradColumns), 32 * lora::kGradWarps, kShared, stream>>>(a);
-  return cudaGetLastError();
+  constexpr int kManyTokens = 2048;  // enough CTAs with rows in pairs
+  if (a.T >= kManyTokens) {
+    return transposed ? ReduceRows<N8, 2, true>(a, stream) : ReduceRows<N8, 2, false>(a, stream);
+  }
+  return transposed ? ReduceRows<N8, 1, true>(a, stream) : ReduceRows<N8, 1, false>(a, stream);
 }
 
 template <int N8, bool kTransposed, bool kNormed>
 cudaError_t Grad(const GradArgs& a, cudaStream_t stream) {
-  constexpr int kStages = N8 == 1 ? 4 : 3, kDeep = N8 == 1 ? kStages : 6;
-  static_assert(lora::GradShape<N8, kNormed, kStages>::kSharedBytes <= kLeastShared, "every card");
-  if (HasShared(lora::GradShape<N8, kNormed, kDeep>::kSharedBytes))
-    return GradBy<N8, kTransposed, kNormed, kDeep>(a, stream);
-  return GradBy<N8, kTransposed, kNormed, kStages>(a, stream);
+  constexpr int kShared = lora::GradShape<N8, kNormed>::kSharedBytes;
+  const auto kernel = lora::GradKernel<N8, kTransposed, kNormed>;
+  static const cudaError_t allowed = AllowShared(reinterpret_cast<const void*>(kernel), kShared);
+  if (allowed != cudaSuccess) return allowed;
+  kernel<<<Groups(a.strips, lora::kGradColumns), 32 * lora::kGradWarps, kShared, stream>>>(a);
+  return cudaGetLastError();
 }
 
 template <int N8>

@@ -11,7 +11,8 @@ namespace soup::kernels::cuda::lora {
 // columns of all 8 N8 ranks; its warps take runs of 16 tokens in turn, each through a ring of its
 // own in shared memory, and add up in warp order. Transposed from the first run on, else from the
 // last: where the kernel before has ended. Normed: y is x * rstd * (weight + offset) instead,
-// rounded as a norm's output is. The ring's stages decide no bits.
+// rounded as a norm's output is. Rows
+// of u that are narrow are copied whole, linears of others too: few requests of whole lines.
 constexpr int kGradWarps = 16;
 constexpr int kGradColumns = 32;
 constexpr int kGradRun = 16;  // tokens
@@ -29,15 +30,19 @@ struct GradArgs {
   float weight_offset = 0;
 };
 
-template <int N8, bool kNormed, int kStages>
+constexpr int kGradStages = 3;
+constexpr int kGradMostU = 24;  // columns of u that are copied whole
+
+template <int N8, bool kNormed>
 struct GradShape {
   static constexpr int kYBytes = kGradRun * kGradColumns * 2;
-  static constexpr int kUBytes = kGradRun * 16;  // of 8 ranks
-  static constexpr int kRunBytes = kYBytes + N8 * kUBytes + (kNormed ? kGradRun * 4 : 0);
-  static constexpr int kRingBytes = kStages * kRunBytes;  // of a warp
-  static constexpr int kPartRow = 8 * N8 + 1;             // floats; no bank conflicts
+  static constexpr int kUBytes = kGradRun * kGradMostU * 2;
+  static constexpr int kRunBytes = kYBytes + kUBytes + (kNormed ? kGradRun * 4 : 0);
+  static constexpr int kRingBytes = kGradStages * kRunBytes;  // of a warp
+  static constexpr int kPartRow = 8 * N8 + 1;                 // floats; no bank conflicts
   static constexpr int kSharedBytes = kGradWarps * kRingBytes;
   static_assert(kGradWarps * kGradColumns * kPartRow * 4 <= kSharedBytes, "sums fit into the ring");
+  static_assert(kSharedBytes <= 99 * 1024, "what cards of every class have");
 };
 
 // bf16 pair of two tokens of one column, normed.
@@ -46,24 +51,23 @@ __device__ __forceinline__ uint32_t NormPair(uint32_t x, float2 rstd, float weig
                              attention::High(x) * (rstd.y * weight));
 }
 
-// What a lane copies of a run of tokens.
-template <int N8, bool kTransposed, bool kNormed, int kStages>
+// What a lane copies of a run of tokens. Of u: `chunks` of 8 columns a row, in shared memory side
+// by side.
+template <int N8, bool kTransposed, bool kNormed>
 struct GradCopies {
-  using Shape = GradShape<N8, kNormed, kStages>;
-  static constexpr int kUCopies = (N8 + 1) / 2;
+  using Shape = GradShape<N8, kNormed>;
   const bf16* y;
-  const bf16* u[kUCopies];
+  const bf16* u[2];
   const float* rstd;
   int64_t y_half, y_step, u_step;  // elements: 8 rows; from one run of the warp to its next
-  uint32_t y_to, u_to[kUCopies], rstd_to;
-  int lane, t0, t_step;
+  uint32_t y_to;
+  int lane, chunks, u_row[2], t0;
 
-  __device__ __forceinline__ GradCopies(const GradArgs& a, const bf16* y0, const bf16* u0, int run,
-                                        int of_lane)
-      : lane(of_lane) {
+  __device__ __forceinline__ GradCopies(const GradArgs& a, const bf16* y0, const bf16* u0,
+                                        int u_chunks, int run, int of_lane)
+      : lane(of_lane), chunks(u_chunks) {
     constexpr int kTokens = (kTransposed ? 1 : -1) * kGradWarps * kGradRun;
     t0 = run * kGradRun;
-    t_step = kTokens;
     y_step = kTokens * a.ldy;
     u_step = static_cast<int64_t>(kTokens) * a.ldu;
     const int row = lane >> 2, chunk = lane & 3;
@@ -72,13 +76,12 @@ struct GradCopies {
     // A row of 64 bytes keeps its 16-byte chunk c at c ^ (row / 2 & 3): ldmatrix without conflicts.
     y_to = row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
 #pragma unroll
-    for (int i = 0; i < kUCopies; ++i) {
+    for (int i = 0; i < 2; ++i) {
       const int x = lane + 32 * i;
-      u[i] = u0 + static_cast<int64_t>(t0 + x / N8) * a.ldu + 8 * (x % N8);
-      u_to[i] = Shape::kYBytes + (x % N8) * Shape::kUBytes + (x / N8) * 16;
+      u_row[i] = x / chunks;
+      u[i] = u0 + static_cast<int64_t>(t0 + u_row[i]) * a.ldu + 8 * (x - u_row[i] * chunks);
     }
     rstd = a.rstd + t0 + lane;
-    rstd_to = Shape::kYBytes + N8 * Shape::kUBytes + lane * 4;
   }
 
   // Starts the copy of the warp's next run, and goes on.
@@ -87,22 +90,27 @@ struct GradCopies {
     attention::CopyAsync16(to + y_to, y, t0 + row < T);
     attention::CopyAsync16(to + y_to + 512, y + y_half, t0 + row + 8 < T);
 #pragma unroll
-    for (int i = 0; i < kUCopies; ++i) {
-      const int x = lane + 32 * i;
-      if (x < kGradRun * N8) attention::CopyAsync16(to + u_to[i], u[i], t0 + x / N8 < T);
+    for (int i = 0; i < 2; ++i) {
+      if (u_row[i] < kGradRun) {
+        attention::CopyAsync16(to + Shape::kYBytes + 16 * (lane + 32 * i), u[i], t0 + u_row[i] < T);
+      }
       u[i] += u_step;
     }
-    if (kNormed && lane < kGradRun) attention::CopyAsync4(to + rstd_to, rstd, t0 + lane < T);
+    if (kNormed && lane < kGradRun) {
+      attention::CopyAsync4(to + Shape::kYBytes + Shape::kUBytes + lane * 4, rstd, t0 + lane < T);
+    }
     y += y_step;
-    rstd += t_step;
-    t0 += t_step;
+    constexpr int kTokens = (kTransposed ? 1 : -1) * kGradWarps * kGradRun;
+    rstd += kTokens;
+    t0 += kTokens;
   }
 };
 
-template <int N8, bool kTransposed, bool kNormed, int kStages>
+template <int N8, bool kTransposed, bool kNormed>
 __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
     GradKernel(const __grid_constant__ GradArgs a) {
-  using Shape = GradShape<N8, kNormed, kStages>;
+  using Shape = GradShape<N8, kNormed>;
+  constexpr int kStages = kGradStages;
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x & 31, q = lane & 3, g = lane >> 2, warp = threadIdx.x >> 5;
   Place place;
@@ -110,9 +118,14 @@ __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
   const int runs = (a.T + kGradRun - 1) / kGradRun;
   const int mine = (runs - warp + kGradWarps - 1) / kGradWarps;  // this warp's
   const uint32_t ring = attention::SharedAddress(shared) + warp * Shape::kRingBytes;
-  GradCopies<N8, kTransposed, kNormed, kStages> copies(a, a.y + place.column,
-                                                       a.u + place.strip * a.rank,
-                                                       kTransposed ? warp : runs - 1 - warp, lane);
+  // Narrow rows whole; of others this linear's part.
+  const bool whole = a.ldu <= kGradMostU && a.ldu == a.strips.count * a.rank;
+  const int chunks = whole ? a.ldu / 8 : N8, strip_column = place.strip * a.rank;
+  GradCopies<N8, kTransposed, kNormed> copies(a, a.y + place.column,
+                                              a.u + (whole ? 0 : strip_column), chunks,
+                                              kTransposed ? warp : runs - 1 - warp, lane);
+  const uint32_t u_from =
+      Shape::kYBytes + (whole ? strip_column * 2 : 0) + (lane & 15) * chunks * 16;
 #pragma unroll
   for (int s = 0; s + 1 < kStages; ++s) {
     if (s < mine) copies.Start(ring + s * Shape::kRunBytes, a.T);
@@ -140,7 +153,7 @@ __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
           y[half], from + row * 64 + (((chunk + 2 * half) ^ ((row >> 1) & 3)) << 4));
     }
     if (kNormed) {
-      const uint32_t rstd = from + Shape::kYBytes + N8 * Shape::kUBytes + 8 * q;
+      const uint32_t rstd = from + Shape::kYBytes + Shape::kUBytes + 8 * q;
       const float2 low = attention::LoadSharedFloat2(rstd);
       const float2 high = attention::LoadSharedFloat2(rstd + 32);
 #pragma unroll
@@ -153,7 +166,7 @@ __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
 #pragma unroll
     for (int n = 0; n < N8; ++n) {
       uint32_t u[2];
-      LoadMatrix2Transposed(u, from + Shape::kYBytes + n * Shape::kUBytes + (lane & 15) * 16);
+      LoadMatrix2Transposed(u, from + u_from + 16 * n);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         Mma16(c[half][n], y[half][0], y[half][1], y[half][2], y[half][3], u[0], u[1]);

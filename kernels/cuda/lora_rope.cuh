@@ -28,7 +28,7 @@ inline int RopeChunks(int units) { return (units + kRopeHeads - 1) / kRopeHeads;
 // Grid x: tokens, from the last to the first; y: groups of angles x chunks of heads, then chunks of
 // plain units.
 template <int K8>
-__global__ void __launch_bounds__(32 * kRopeWarps, 4)
+__global__ void __launch_bounds__(32 * kRopeWarps, K8 == 1 ? 4 : 3)
     RopeExpandKernel(const __grid_constant__ RopeExpandArgs a) {
   constexpr int kUnitBytes = 2048;
   __shared__ uint4 shared[kRopeWarps * kRopeStages * kUnitBytes / 16];
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(32 * kRopeWarps, 4)
     }
     float low[4][4] = {}, high[4][4] = {};
     if (strip >= 0) {
-      uint32_t u[2][K8], w[4][K8];
+      uint32_t u[2][K8], w[4][K8], high_w[4][K8];
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(32 * kRopeWarps, 4)
           u[i][k] = valid[i] ? Load4(p + 8 * k + 2 * q) : 0u;
         }
       LoadExpandWeights<K8, false>(up.w, up.ldw, row, q, g, w);
+      LoadExpandWeights<K8, false>(up.w, up.ldw, row + apart, q, g, high_w);
       ExpandProduct<K8>(u, w, low);
-      LoadExpandWeights<K8, false>(up.w, up.ldw, row + apart, q, g, w);
-      ExpandProduct<K8>(u, w, high);
+      ExpandProduct<K8>(u, high_w, high);
     }
     attention::WaitCopies<kRopeStages - 1>();
     const uint32_t from = ring + unit % kRopeStages * kUnitBytes;
