@@ -1,6 +1,7 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gate.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/philox.h"
 
 namespace soup::kernels::cuda {
@@ -27,6 +28,7 @@ int ChunksOf(int64_t width) { return static_cast<int>((width + kBlock - 1) / kBl
 template <typename V, bool GELU>
 __global__ void __launch_bounds__(kBlock)
     SwigluForwardKernel(const V* __restrict__ gate_up, V* __restrict__ y, int chunks, int width) {
+  BeginBehind();
   int64_t t;
   int c;
   if (!VectorOf(chunks, width, &t, &c)) return;
@@ -44,6 +46,7 @@ template <typename V, bool GELU>
 __global__ void __launch_bounds__(kBlock)
     SwigluBackwardKernel(const V* gate_up, const V* __restrict__ dy, V* d_gate_up, int chunks,
                          int width) {
+  BeginBehind();
   int64_t t;
   int c;
   if (!VectorOf(chunks, width, &t, &c)) return;
@@ -169,10 +172,9 @@ cudaError_t SwigluForward(const SwigluForwardArgs& a, cudaStream_t stream, ActTy
     const auto kernel = a.gate == GateActivation::kGeluTanh ? SwigluForwardKernel<V, true>
                                                             : SwigluForwardKernel<V, false>;
     const int chunks = ChunksOf(a.I / kVector);
-    kernel<<<static_cast<unsigned>(a.T * chunks), kBlock, 0, stream>>>(
-        static_cast<const V*>(a.gate_up), static_cast<V*>(a.y), chunks,
-        static_cast<int>(a.I / kVector));
-    return cudaGetLastError();
+    return LaunchBehind(kernel, dim3(static_cast<unsigned>(a.T * chunks)), kBlock, 0, stream,
+                        static_cast<const V*>(a.gate_up), static_cast<V*>(a.y), chunks,
+                        static_cast<int>(a.I / kVector));
   });
 }
 
@@ -186,10 +188,9 @@ cudaError_t SwigluBackward(const SwigluBackwardArgs& a, cudaStream_t stream, Act
     const auto kernel = a.gate == GateActivation::kGeluTanh ? SwigluBackwardKernel<V, true>
                                                             : SwigluBackwardKernel<V, false>;
     const int chunks = ChunksOf(a.I / kVector);
-    kernel<<<static_cast<unsigned>(a.T * chunks), kBlock, 0, stream>>>(
-        static_cast<const V*>(a.gate_up), static_cast<const V*>(a.dy), static_cast<V*>(a.d_gate_up),
-        chunks, static_cast<int>(a.I / kVector));
-    return cudaGetLastError();
+    return LaunchBehind(kernel, dim3(static_cast<unsigned>(a.T * chunks)), kBlock, 0, stream,
+                        static_cast<const V*>(a.gate_up), static_cast<const V*>(a.dy),
+                        static_cast<V*>(a.d_gate_up), chunks, static_cast<int>(a.I / kVector));
   });
 }
 

@@ -52,12 +52,8 @@ cudaError_t Expand(const ExpandArgs& a, bool transposed, cudaStream_t stream) {
   // Two CTAs a multiprocessor of a large card; each keeps its weights over several tiles.
   const unsigned wanted = (264 + x - 1) / x;
   const dim3 grid(x, wanted < tiles ? wanted : tiles);
-  if (transposed) {
-    lora::ExpandKernel<K8, true><<<grid, lora::kExpandBlock, 0, stream>>>(a);
-  } else {
-    lora::ExpandKernel<K8, false><<<grid, lora::kExpandBlock, 0, stream>>>(a);
-  }
-  return cudaGetLastError();
+  const auto kernel = transposed ? lora::ExpandKernel<K8, true> : lora::ExpandKernel<K8, false>;
+  return LaunchBehind(kernel, grid, lora::kExpandBlock, 0, stream, a);
 }
 
 template <int N8, int M, bool kTransposed>
@@ -68,8 +64,7 @@ cudaError_t ReduceRows(const ReduceArgs& a, cudaStream_t stream) {
   if (allowed != cudaSuccess) return allowed;
   const dim3 grid(static_cast<unsigned>((a.T + 16 * M - 1) / (16 * M)),
                   static_cast<unsigned>(a.strips.count));
-  kernel<<<grid, 32 * lora::ReduceShape<M>::kWarps, kShared, stream>>>(a);
-  return cudaGetLastError();
+  return LaunchBehind(kernel, grid, 32 * lora::ReduceShape<M>::kWarps, kShared, stream, a);
 }
 
 template <int N8>
@@ -87,8 +82,8 @@ cudaError_t Grad(const GradArgs& a, cudaStream_t stream) {
   const auto kernel = lora::GradKernel<N8, kTransposed, kNormed>;
   static const cudaError_t allowed = AllowShared(reinterpret_cast<const void*>(kernel), kShared);
   if (allowed != cudaSuccess) return allowed;
-  kernel<<<Groups(a.strips, lora::kGradColumns), 32 * lora::kGradWarps, kShared, stream>>>(a);
-  return cudaGetLastError();
+  return LaunchBehind(kernel, dim3(Groups(a.strips, lora::kGradColumns)), 32 * lora::kGradWarps,
+                      kShared, stream, a);
 }
 
 template <int N8>
@@ -177,18 +172,10 @@ cudaError_t LoraUpRope(const LoraUpRopeArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((r.up.T + kTokens - 1) / kTokens),
                   static_cast<unsigned>(r.D / 64 * lora::RopeChunks(r.heads) +
                                         lora::RopeChunks(r.plain_units)));
-  switch (a.up.r / 8) {
-    case 1:
-      lora::RopeExpandKernel<1><<<grid, 32 * lora::kRopeWarps, 0, stream>>>(r);
-      break;
-    case 2:
-      lora::RopeExpandKernel<2><<<grid, 32 * lora::kRopeWarps, 0, stream>>>(r);
-      break;
-    default:
-      lora::RopeExpandKernel<3><<<grid, 32 * lora::kRopeWarps, 0, stream>>>(r);
-      break;
-  }
-  return cudaGetLastError();
+  const auto kernel = a.up.r == 8    ? lora::RopeExpandKernel<1>
+                      : a.up.r == 16 ? lora::RopeExpandKernel<2>
+                                     : lora::RopeExpandKernel<3>;
+  return LaunchBehind(kernel, grid, 32 * lora::kRopeWarps, 0, stream, r);
 }
 
 cudaError_t LoraBack(const LoraBackArgs& a, cudaStream_t stream) {

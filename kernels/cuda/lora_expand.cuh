@@ -88,6 +88,7 @@ __device__ __forceinline__ void LoadExpandWeights(const bf16* base, int ldw, int
 template <int K8, bool kTransposed>
 __global__ void __launch_bounds__(kExpandBlock, 2)
     ExpandKernel(const __grid_constant__ ExpandArgs a) {
+  BeginBehind();
   const int lane = threadIdx.x & 31, q = lane & 3, g = lane >> 2;
   Place place;
   const int group = blockIdx.x * (kExpandBlock / 32) + (threadIdx.x >> 5);

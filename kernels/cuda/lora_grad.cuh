@@ -109,6 +109,7 @@ struct GradCopies {
 template <int N8, bool kTransposed, bool kNormed>
 __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
     GradKernel(const __grid_constant__ GradArgs a) {
+  BeginBehind();
   using Shape = GradShape<N8, kNormed>;
   constexpr int kStages = kGradStages;
   extern __shared__ uint4 shared[];

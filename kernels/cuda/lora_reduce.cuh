@@ -61,6 +61,7 @@ __device__ __forceinline__ void LoadReduceWeights(const ReduceArgs& a, int row, 
 template <int N8, int M, bool kTransposed>
 __global__ void __launch_bounds__(32 * ReduceShape<M>::kWarps)
     ReduceKernel(const __grid_constant__ ReduceArgs a) {
+  BeginBehind();
   using Shape = ReduceShape<M>;
   constexpr int kWarps = Shape::kWarps, kRowBytes = Shape::kRowBytes;
   constexpr int kTileBytes = Shape::kTileBytes, kRingBytes = Shape::kRingBytes;

@@ -30,6 +30,7 @@ inline int RopeChunks(int units) { return (units + kRopeHeads - 1) / kRopeHeads;
 template <int K8>
 __global__ void __launch_bounds__(32 * kRopeWarps, K8 == 1 ? 4 : 3)
     RopeExpandKernel(const __grid_constant__ RopeExpandArgs a) {
+  BeginBehind();
   constexpr int kUnitBytes = 2048;
   __shared__ uint4 shared[kRopeWarps * kRopeStages * kUnitBytes / 16];
   const ExpandArgs& up = a.up;

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention_tiles.cuh"  // copies, ldmatrix
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/overlap.cuh"
 
 namespace soup::kernels::cuda::lora {
 

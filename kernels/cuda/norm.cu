@@ -1,5 +1,6 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/overlap.cuh"
 
 namespace soup::kernels::cuda {
 namespace {
@@ -22,6 +23,7 @@ __global__ void __launch_bounds__(kBlock)
     ForwardKernel(const V* __restrict__ x, const uint4* __restrict__ weight, V* y, V* copy,
                   float* __restrict__ rstd, int vectors, float inv_h, float eps, float offset,
                   bool accumulate) {
+  BeginBehind();
   __shared__ float shared[32];
   const unsigned t = FromTheEnd(blockIdx.x, gridDim.x);
   const int64_t row = static_cast<int64_t>(t) * vectors;
@@ -75,6 +77,7 @@ __global__ void __launch_bounds__(kBlock)
     BackwardKernel(const V* __restrict__ dy, const V* __restrict__ x,
                    const uint4* __restrict__ weight, const float* rstd, float* rstd_out, V* dx,
                    int vectors, float inv_h, bool accumulate, float offset, float eps) {
+  BeginBehind();
   __shared__ float shared[32];
   const unsigned t = FromTheEnd(blockIdx.x, gridDim.x);
   const int64_t row = static_cast<int64_t>(t) * vectors;
@@ -270,11 +273,11 @@ cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream, Act
   if (a.T == 0) return cudaSuccess;
   return WithActType(act, [&](auto t) {
     using V = Vector<decltype(t)>;
-    ForwardKernel<V><<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
-        static_cast<const V*>(a.x), reinterpret_cast<const uint4*>(a.weight), static_cast<V*>(a.y),
-        static_cast<V*>(a.copy), a.rstd, static_cast<int>(a.H / kVector),
-        1.f / static_cast<float>(a.H), a.eps, a.weight_offset, a.accumulate);
-    return cudaGetLastError();
+    return LaunchBehind(ForwardKernel<V>, dim3(static_cast<unsigned>(a.T)), BlockFor(a.H), 0,
+                        stream, static_cast<const V*>(a.x),
+                        reinterpret_cast<const uint4*>(a.weight), static_cast<V*>(a.y),
+                        static_cast<V*>(a.copy), a.rstd, static_cast<int>(a.H / kVector),
+                        1.f / static_cast<float>(a.H), a.eps, a.weight_offset, a.accumulate);
   });
 }
 
@@ -286,12 +289,11 @@ cudaError_t RmsNormBackward(const RmsNormBackwardArgs& a, cudaStream_t stream, A
   if (a.T == 0) return cudaSuccess;
   return WithActType(act, [&](auto t) {
     using V = Vector<decltype(t)>;
-    BackwardKernel<V><<<static_cast<unsigned>(a.T), BlockFor(a.H), 0, stream>>>(
-        static_cast<const V*>(a.dy), static_cast<const V*>(a.x),
-        reinterpret_cast<const uint4*>(a.weight), a.rstd, a.rstd_out, static_cast<V*>(a.dx),
-        static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.accumulate,
-        a.weight_offset, a.eps);
-    return cudaGetLastError();
+    return LaunchBehind(BackwardKernel<V>, dim3(static_cast<unsigned>(a.T)), BlockFor(a.H), 0,
+                        stream, static_cast<const V*>(a.dy), static_cast<const V*>(a.x),
+                        reinterpret_cast<const uint4*>(a.weight), a.rstd, a.rstd_out,
+                        static_cast<V*>(a.dx), static_cast<int>(a.H / kVector),
+                        1.f / static_cast<float>(a.H), a.accumulate, a.weight_offset, a.eps);
   });
 }
 

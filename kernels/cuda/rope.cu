@@ -1,4 +1,5 @@
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/rope.h"
 
 namespace soup::kernels::cuda {
@@ -16,6 +17,7 @@ __global__ void __launch_bounds__(kBlock)
     RopeKernel(T* x, const int32_t* __restrict__ positions, const float* __restrict__ inv_freq,
                int64_t tokens, int heads, int D, int rotary, int64_t row_stride, float sign,
                float scale) {
+  BeginBehind();
   const int groups = rotary / 16;
   const int64_t i = FromTheEnd(blockIdx.x, gridDim.x) * static_cast<int64_t>(kBlock) + threadIdx.x;
   if (i >= tokens * groups) return;
@@ -70,11 +72,9 @@ cudaError_t Rope(const RopeArgs& a, cudaStream_t stream, ActType act) {
     using T = decltype(t);
     const dim3 grid(static_cast<unsigned>((a.T * (rotary / 16) + kBlock - 1) / kBlock),
                     static_cast<unsigned>((a.heads + kHeads - 1) / kHeads));
-    RopeKernel<T><<<grid, kBlock, 0, stream>>>(static_cast<T*>(a.x), a.positions, a.inv_freq, a.T,
-                                               static_cast<int>(a.heads), static_cast<int>(a.D),
-                                               static_cast<int>(rotary), a.row_stride,
-                                               a.inverse ? -1.f : 1.f, a.scale);
-    return cudaGetLastError();
+    return LaunchBehind(RopeKernel<T>, grid, kBlock, 0, stream, static_cast<T*>(a.x), a.positions,
+                        a.inv_freq, a.T, static_cast<int>(a.heads), static_cast<int>(a.D),
+                        static_cast<int>(rotary), a.row_stride, a.inverse ? -1.f : 1.f, a.scale);
   });
 }
 
