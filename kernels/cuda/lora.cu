@@ -58,13 +58,13 @@ cudaError_t Expand(const ExpandArgs& a, bool transposed, cudaStream_t stream) {
 
 template <int N8, int M, bool kTransposed>
 cudaError_t ReduceRows(const ReduceArgs& a, cudaStream_t stream) {
-  constexpr int kShared = lora::ReduceShape<M>::kSharedBytes;
+  constexpr int kShared = lora::ReduceSharedBytes<M>();
   const auto kernel = lora::ReduceKernel<N8, M, kTransposed>;
   static const cudaError_t allowed = AllowShared(reinterpret_cast<const void*>(kernel), kShared);
   if (allowed != cudaSuccess) return allowed;
   const dim3 grid(static_cast<unsigned>((a.T + 16 * M - 1) / (16 * M)),
                   static_cast<unsigned>(a.strips.count));
-  return LaunchBehind(kernel, grid, 32 * lora::ReduceShape<M>::kWarps, kShared, stream, a);
+  return LaunchBehind(kernel, grid, 32 * lora::kReduceWarps, kShared, stream, a);
 }
 
 template <int N8>
@@ -164,14 +164,15 @@ cudaError_t LoraUpRope(const LoraUpRopeArgs& a, cudaStream_t stream) {
   r.heads = static_cast<int>(a.rope.heads);
   r.D = static_cast<int>(a.rope.D);
   r.rope_scale = a.rope.scale;
+  r.each = lora::RopeUnits(a.up.T);
   for (int m = 0; m < r.up.strips.count; ++m) {
     const int behind = r.up.strips.column[m] + r.up.strips.width[m] - r.heads * r.D;
     if (behind / 64 > r.plain_units) r.plain_units = behind / 64;
   }
   constexpr int kTokens = 16 * lora::kRopeWarps;
   const dim3 grid(static_cast<unsigned>((r.up.T + kTokens - 1) / kTokens),
-                  static_cast<unsigned>(r.D / 64 * lora::RopeChunks(r.heads) +
-                                        lora::RopeChunks(r.plain_units)));
+                  static_cast<unsigned>(r.D / 64 * lora::RopeChunks(r.heads, r.each) +
+                                        lora::RopeChunks(r.plain_units, r.each)));
   const auto kernel = a.up.r == 8    ? lora::RopeExpandKernel<1>
                       : a.up.r == 16 ? lora::RopeExpandKernel<2>
                                      : lora::RopeExpandKernel<3>;

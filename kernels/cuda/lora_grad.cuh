@@ -11,8 +11,8 @@ namespace soup::kernels::cuda::lora {
 // columns of all 8 N8 ranks; its warps take runs of 16 tokens in turn, each through a ring of its
 // own in shared memory, and add up in warp order. Transposed from the first run on, else from the
 // last: where the kernel before has ended. Normed: y is x * rstd * (weight + offset) instead,
-// rounded as a norm's output is. Rows
-// of u that are narrow are copied whole, linears of others too: few requests of whole lines.
+// rounded as a norm's output is. Narrow rows of u are copied whole, with the linears of others: few
+// requests, of whole lines.
 constexpr int kGradWarps = 16;
 constexpr int kGradColumns = 32;
 constexpr int kGradRun = 16;  // tokens

@@ -7,11 +7,13 @@
 namespace soup::kernels::cuda::lora {
 
 // W [row, i] lies at w[row * ldw + i], or transposed at w[i * ldw + row]. A CTA makes 16 M rows of
-// one strip; its warps take runs of 64 columns, whole lines, in turn, through a ring in shared
-// memory, and add up in warp order. Within a run the order of the summands is permuted so that a
-// lane reads 32 bytes of a row. M is a function of T.
+// one strip; its warps take runs of 32 columns in turn and add up in warp order. Rows come through
+// a ring in shared memory of which a lane reads what it has copied itself. Within a run the order
+// of the summands is permuted so that a lane reads 16 bytes of a row. M and the ring decide no
+// bits.
+constexpr int kReduceWarps = 16;
 constexpr int kReduceStages = 3;
-constexpr int kReduceRun = 64;  // columns
+
 struct ReduceArgs {
   Strips strips;
   const bf16* y;
@@ -22,102 +24,84 @@ struct ReduceArgs {
   float scale;
 };
 
+// Dynamic shared memory: the ring; then the warps' sums, which take less.
 template <int M>
-struct ReduceShape {
-  static constexpr int kWarps = 16 / M;
-  static constexpr int kRowBytes = 2 * kReduceRun;
-  static constexpr int kTileBytes = 16 * M * kRowBytes;
-  static constexpr int kRingBytes = kReduceStages * kTileBytes;  // of a warp
-  // Dynamic: the ring; then the warps' sums, which take less.
-  static constexpr int kSharedBytes = kWarps * kRingBytes;
-  static_assert(kSharedBytes <= 99 * 1024, "what cards of every class have");
-};
+constexpr int ReduceSharedBytes() {
+  return kReduceStages * kReduceWarps * 2 * M * 512;
+}
 
-// The lane's part of 64 rows of W, of its 16 from `row` on.
+// The lane's part of 32 rows of W from `row` on.
 template <int N8, bool kTransposed>
 __device__ __forceinline__ void LoadReduceWeights(const ReduceArgs& a, int row, int g,
-                                                  uint32_t (&w)[N8][8]) {
+                                                  uint32_t (&w)[N8][4]) {
 #pragma unroll
   for (int n = 0; n < N8; ++n) {
     if (kTransposed) {
-      const bf16* p = a.w + static_cast<int64_t>(8 * n + g) * a.ldw + row;
-      const uint4 low = Load16(p), high = Load16(p + 8);
-      w[n][0] = low.x;
-      w[n][1] = low.y;
-      w[n][2] = low.z;
-      w[n][3] = low.w;
-      w[n][4] = high.x;
-      w[n][5] = high.y;
-      w[n][6] = high.z;
-      w[n][7] = high.w;
+      const uint4 x = Load16(a.w + static_cast<int64_t>(8 * n + g) * a.ldw + row);
+      w[n][0] = x.x;
+      w[n][1] = x.y;
+      w[n][2] = x.z;
+      w[n][3] = x.w;
     } else {
       const bf16* p = a.w + static_cast<int64_t>(row) * a.ldw + 8 * n + g;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) w[n][i] = Pair(p + 2 * i * a.ldw, p + (2 * i + 1) * a.ldw);
+      for (int i = 0; i < 4; ++i) w[n][i] = Pair(p + 2 * i * a.ldw, p + (2 * i + 1) * a.ldw);
     }
   }
 }
 
 template <int N8, int M, bool kTransposed>
-__global__ void __launch_bounds__(32 * ReduceShape<M>::kWarps)
+__global__ void __launch_bounds__(32 * kReduceWarps)
     ReduceKernel(const __grid_constant__ ReduceArgs a) {
   BeginBehind();
-  using Shape = ReduceShape<M>;
-  constexpr int kWarps = Shape::kWarps, kRowBytes = Shape::kRowBytes;
-  constexpr int kTileBytes = Shape::kTileBytes, kRingBytes = Shape::kRingBytes;
+  constexpr int kWarps = kReduceWarps, kStages = kReduceStages, kStageBytes = kWarps * 2 * M * 512;
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x & 31, q = lane & 3, g = lane >> 2, warp = threadIdx.x >> 5;
   const int strip = blockIdx.y, t0 = blockIdx.x * 16 * M;
-  int first_row = 16 * q;
+  int first_row = 8 * q;
   for (int m = 0; m < strip; ++m) first_row += a.strips.width[m];
-  const int runs = a.strips.width[strip] / kReduceRun;
-  const uint32_t ring = attention::SharedAddress(shared) + warp * kRingBytes;
+  const bf16* y0 = a.y + a.strips.column[strip] + 8 * q;
+  const int runs = a.strips.width[strip] / 32;
+  const uint32_t own = attention::SharedAddress(shared) + warp * 2 * M * 512 + lane * 16;
 
-  // A lane copies 16 bytes of every fourth row. A row keeps its chunk c at c ^ (row & 1): a quarter
-  // of a warp reads the even chunks of one row and the odd ones of the next.
-  const int copy_row = lane >> 3, copy_chunk = lane & 7;
-  const bf16* y = a.y + a.strips.column[strip] + static_cast<int64_t>(t0 + copy_row) * a.ldy +
-                  kReduceRun * warp + 8 * copy_chunk;
-  const uint32_t copy_to = copy_row * kRowBytes + ((copy_chunk ^ (copy_row & 1)) << 4);
   const auto copy = [&](int run, uint32_t to) {
     if (run < runs) {
 #pragma unroll
-      for (int i = 0; i < 4 * M; ++i) {
-        attention::CopyAsync16(to + copy_to + 4 * i * kRowBytes, y + 4 * i * a.ldy,
-                               t0 + copy_row + 4 * i < a.T);
+      for (int i = 0; i < 2 * M; ++i) {
+        const int t = t0 + 8 * i + g;
+        attention::CopyAsync16(to + 512 * i, y0 + static_cast<int64_t>(t) * a.ldy + 32 * run,
+                               t < a.T);
       }
     }
-    y += kReduceRun * kWarps;
     attention::CommitCopies();
   };
+  uint32_t w[N8][4], next_w[N8][4];
+  if (warp < runs) LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * warp, g, w);
 #pragma unroll
-  for (int s = 0; s + 1 < kReduceStages; ++s) copy(warp + s * kWarps, ring + s * kTileBytes);
+  for (int s = 0; s + 1 < kStages; ++s) copy(warp + s * kWarps, own + s * kStageBytes);
   float c[M][N8][4] = {};
-  const uint32_t own = g * kRowBytes + ((2 * q + (g & 1)) << 4);  // its low 16 bytes; high: ^ 16
-  uint32_t from = ring, to = ring + (kReduceStages - 1) * kTileBytes;
+  uint32_t from = own, to = own + (kStages - 1) * kStageBytes;
   for (int run = warp; run < runs; run += kWarps) {
-    copy(run + (kReduceStages - 1) * kWarps, to);
-    uint32_t w[N8][8];
-    LoadReduceWeights<N8, kTransposed>(a, first_row + kReduceRun * run, g, w);
-    attention::WaitCopies<kReduceStages - 1>();
-    __syncwarp();  // a lane reads what others have copied
+    copy(run + (kStages - 1) * kWarps, to);
+    if (run + kWarps < runs)
+      LoadReduceWeights<N8, kTransposed>(a, first_row + 32 * (run + kWarps), g, next_w);
+    attention::WaitCopies<kStages - 1>();
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < M; ++m) {
+      const uint4 low = attention::LoadShared16(from + 1024 * m);
+      const uint4 high = attention::LoadShared16(from + 1024 * m + 512);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t at = from + 16 * m * kRowBytes + (own ^ (half << 4));
-        const uint4 low = attention::LoadShared16(at);
-        const uint4 high = attention::LoadShared16(at + 8 * kRowBytes);
-#pragma unroll
-        for (int n = 0; n < N8; ++n) {
-          const uint32_t* v = w[n] + 4 * half;
-          Mma16(c[m][n], low.x, high.x, low.y, high.y, v[0], v[1]);
-          Mma16(c[m][n], low.z, high.z, low.w, high.w, v[2], v[3]);
-        }
+      for (int n = 0; n < N8; ++n) {
+        Mma16(c[m][n], low.x, high.x, low.y, high.y, w[n][0], w[n][1]);
+        Mma16(c[m][n], low.z, high.z, low.w, high.w, w[n][2], w[n][3]);
       }
-    __syncwarp();  // everyone is done with the run that the next copy replaces
+    }
+#pragma unroll
+    for (int n = 0; n < N8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w[n][i] = next_w[n][i];
     to = from;
-    from = from + kTileBytes == ring + kRingBytes ? ring : from + kTileBytes;
+    from = from + kStageBytes == own + kStages * kStageBytes ? own : from + kStageBytes;
   }
   attention::WaitCopies<0>();
   __syncthreads();

@@ -7,12 +7,11 @@
 
 namespace soup::kernels::cuda::lora {
 
-// A warp has 16 tokens and turns one group of 32 angles in kRopeHeads heads, one after another: a
+// A warp has 16 tokens and turns one group of 32 angles in some heads, one after another: a
 // unit is 32 columns and those half a head further, sincos is made once. Columns behind the heads
 // (v) come in units of 64 that do not turn. Units come through a ring in shared memory of which a
 // lane reads what it has copied itself.
 constexpr int kRopeWarps = 4;
-constexpr int kRopeHeads = 8;
 constexpr int kRopeStages = 4;
 
 struct RopeExpandArgs {
@@ -20,10 +19,14 @@ struct RopeExpandArgs {
   const int32_t* positions;
   const float* inv_freq;
   int heads, D, plain_units;
+  int each;  // RopeUnits
   float rope_scale;
 };
 
-inline int RopeChunks(int units) { return (units + kRopeHeads - 1) / kRopeHeads; }
+// Units a warp: many where that still fills the card, since sincos is made once a warp. Decides no
+// bits.
+inline int RopeUnits(int64_t T) { return T >= 2048 ? 14 : 4; }
+inline int RopeChunks(int units, int each) { return (units + each - 1) / each; }
 
 // Grid x: tokens, from the last to the first; y: groups of angles x chunks of heads, then chunks of
 // plain units.
@@ -36,12 +39,12 @@ __global__ void __launch_bounds__(32 * kRopeWarps, K8 == 1 ? 4 : 3)
   const ExpandArgs& up = a.up;
   const int lane = threadIdx.x & 31, q = lane & 3, g = lane >> 2, warp = threadIdx.x >> 5;
   const int groups = a.D / 64;
-  const int turning = groups * ((a.heads + kRopeHeads - 1) / kRopeHeads);
+  const int turning = groups * ((a.heads + a.each - 1) / a.each);
   const int chunk = blockIdx.y;
   const bool turns = chunk < turning;
   const int group = turns ? chunk % groups : 0;
-  const int first = (turns ? chunk / groups : chunk - turning) * kRopeHeads;
-  const int units = min(kRopeHeads, (turns ? a.heads : a.plain_units) - first);
+  const int first = (turns ? chunk / groups : chunk - turning) * a.each;
+  const int units = min(a.each, (turns ? a.heads : a.plain_units) - first);
   const int t0 = static_cast<int>(FromTheEnd(blockIdx.x, gridDim.x)) * 16 * kRopeWarps + 16 * warp;
   if (t0 >= up.T) return;
 
