@@ -146,6 +146,10 @@ TEST(SharegptTest, RolesAreMapped) {
                       R"({"role":"assistant","content":"b"}]})"),
             "^@user\na$@assistant\n[b$]");
   EXPECT_THAT(
+      p.Refusal(R"({"conversations":[{"from":"system","value":"s"},)"
+                R"({"from":"human","value":"a"},{"from":"gpt","value":"b"}],"system":"t"})"),
+      HasSubstr("key 'system' and a system turn"));
+  EXPECT_THAT(
       p.Refusal(R"({"conversations":[{"from":"human","value":"a"},{"from":"bot","value":"b"}]})"),
       AllOf(HasSubstr("line 1: turn 2: 'from' is 'bot'"), HasSubstr("gpt")));
   EXPECT_THAT(p.Refusal(R"({"conversations":[{"from":"gpt","value":null}]})"),
