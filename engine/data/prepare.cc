@@ -405,17 +405,11 @@ absl::Status Preparer::CheckResult() const {
   const DatasetReport& report = report_.dataset;
   const bool wanted = options_.validation_fraction > 0 || !options_.validation_path.empty();
   if (report.records > 0 && (!wanted || report.validation_records > 0)) return absl::OkStatus();
-  if (!report.warnings.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no record is left to ", report.records == 0 ? "train on" : "validate with",
-                     ". ", absl::StrJoin(report.warnings, "; ")));
-  }
-  return absl::InvalidArgumentError(
-      report.records == 0
-          ? "no record is left to train on: the files are too short for their weights in data.train"
-            " and for data.validation"
-          : "no record is left to validate with: the files are too short for data.validation; "
-            "leave it out, or name a file");
+  const std::string why = !report.warnings.empty()
+                              ? absl::StrCat(". ", absl::StrJoin(report.warnings, "; "))
+                              : ": the files are too short for data.validation and their weights";
+  return absl::InvalidArgumentError(absl::StrCat(
+      "no record is left to ", report.records == 0 ? "train on" : "validate with", why));
 }
 
 // ---- the whole ----
