@@ -11,7 +11,6 @@
 namespace soup::engine {
 namespace {
 
-constexpr int64_t kF32Bytes = 4;
 constexpr int64_t kI32Bytes = 4;
 constexpr absl::Duration kSynchronizeLimit = absl::Minutes(10);
 

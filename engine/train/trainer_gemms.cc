@@ -38,8 +38,9 @@ PassShare ShareOf(JobRun* job, const std::set<RowCounts>& counts, bool train) {
   std::set<int64_t> tokens, head_rows;
   for (const RowCounts& c : counts) {
     if (c.train != train) continue;
-    const bool fresh = tokens.insert(c.tokens).second | head_rows.insert(c.head_rows).second;
-    if (!fresh) continue;
+    const bool new_tokens = tokens.insert(c.tokens).second;
+    const bool new_head_rows = head_rows.insert(c.head_rows).second;
+    if (!new_tokens && !new_head_rows) continue;
     share.plan.items.push_back({c.tokens, 1, train});
     share.batches.push_back(BatchOf(c));
   }

@@ -27,8 +27,11 @@ std::string Records() {
 void ExpectFinite(const std::string& safetensors) {
   auto file = engine::SafetensorsFile::Open(safetensors);
   ASSERT_TRUE(file.ok()) << file.status();
-  for (const engine::TensorInfo& tensor : (*file)->tensors())
-    for (float v : *(*file)->ReadF32(tensor.name)) ASSERT_TRUE(std::isfinite(v)) << tensor.name;
+  for (const engine::TensorInfo& tensor : (*file)->tensors()) {
+    const auto values = (*file)->ReadF32(tensor.name);
+    ASSERT_TRUE(values.ok()) << values.status();
+    for (const float v : *values) ASSERT_TRUE(std::isfinite(v)) << tensor.name;
+  }
 }
 
 TEST(FaultsTest, APoisonedBaseOrRecordNeverMakesAPoisonedAdapter) {

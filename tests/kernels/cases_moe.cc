@@ -216,7 +216,7 @@ std::vector<Check> RunEntryGrad(TestDevice& device, uint64_t seed, int64_t n, in
 
 void AppendMoeCases(std::vector<OpCase>* cases) {
   for (const bool normalise : {true, false}) {
-    for (const RouteCase c :
+    for (const RouteCase& c :
          {RouteCase{"one", 1, 1, 8, 1, normalise}, RouteCase{"mixtral", 37, 8, 8, 2, normalise},
           RouteCase{"odd", 5, 5, 8, 3, normalise}, RouteCase{"all", 9, 4, 8, 4, normalise},
           RouteCase{"qwen", 300, 128, 128, 8, normalise},

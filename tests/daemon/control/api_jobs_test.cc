@@ -186,7 +186,7 @@ TEST_F(ApiJobsTest, ManyJobsAndLongTextsFitMessages) {
   spec.set_output(std::string(4000, 'o'));
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&, t] {
+    threads.emplace_back([&] {
       for (int i = 0; i < 250; ++i) {
         ASSERT_TRUE(store_->CreateJob("alice", "", spec, BasePath(), 0).ok());
       }
