@@ -19,17 +19,23 @@ constexpr double kAttentionShare = 0.25;
 // Products with a LoRA rank among their sizes move their operands at this part of a device copy's
 // rate, and take so many times a small op's launch at least (measured: soup-bench --breakdown).
 constexpr double kLoraShare = 0.6;
-constexpr double kLoraLaunches = 2.0;
+constexpr double kLoraLaunches = 1.2;
 // Elementwise ops come this near to a device copy's rate.
 constexpr double kElementwiseShare = 0.85;
-// What a block that comes back from host memory costs the link beside its bytes: it comes between
-// slabs, on another stream (measured: 134 MB of boundaries in 30 blocks took 7.1 ms of a link-bound
-// step, 2.4 ms of it by their bytes).
-constexpr double kBlockSeconds = 0.15e-3;
+// What a block that comes back from host memory costs the link beside its bytes, of the time that a
+// slab takes: it waits for the slab under way, and the next one for it (measured: 30 boundaries of
+// an 8B model in a link-bound step 10 ms, 79 of a 70B model 75 ms, where their bytes take 2.4 and
+// 12).
+constexpr double kBlockOfSlab = 0.12;
 // Small ops of a forward visit, of a backward visit, and of what is made again.
-constexpr double kForwardOpsPerVisit = 9;
-constexpr double kBackwardOpsPerVisit = 9;
-constexpr double kAttentionAgainOps = 5;
+constexpr double kForwardOpsPerVisit = 6;
+constexpr double kBackwardOpsPerVisit = 7;
+constexpr double kAttentionAgainOps = 4;
+// Products over weights of an NF4 base take this part of the time that the profile's have, which
+// are of random bf16: sixteen levels draw less power, and products of so many rows are bound by it
+// (measured on an H200: 730 TFLOPS in steps against 686 in the profile at 4,096 rows).
+constexpr double kNf4PowerShare = 0.94;
+constexpr double kPowerBoundRows = 4096;
 // Bytes that the update reads and writes for each element of an adapter: the gradient's norm, AdamW
 // on four vectors, the operand copy.
 constexpr double kUpdateBytesPerElement = 4 + 28 + 6;
@@ -130,11 +136,13 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
     return slower * times * (rate > 0 ? attention_flops / rate : Gemm(blind, t));
   };
   const double attention_forward = attention(profile_.attention_forward_rates, 1);
+  const double power = !in_place_ && wt_ == 2 && t >= kPowerBoundRows ? kNf4PowerShare : 1;
+  const auto product = [&](double elements) { return power * Gemm(2 * t * elements, t); };
 
   tokens_ += t;
   Seconds& s = seconds_;
-  // Two norms, two residual copies, rope, SwiGLU.
-  s.forward += Gemm(2 * t * all, t) + attention_forward + moved(8 * h + 2 * nq + 3 * inner) +
+  // Two norms, rope, SwiGLU; the middle's copy where it is kept is left out.
+  s.forward += product(all) + attention_forward + moved(4 * h + 2 * nq + 3 * inner) +
                kForwardOpsPerVisit * launch;
   const double head = Gemm(2 * t * h * static_cast<double>(model_.vocab), t);
   s.loss += head + 4 * t * static_cast<double>(model_.vocab) / traffic;
@@ -145,12 +153,12 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   s.loss +=
       head + (6 * static_cast<double>(model_.vocab) + 8 * h * static_cast<double>(head_slices_)) *
                  t / traffic;
-  // Norms again and their backward, rope, SwiGLU's backward, attention's row sums.
-  s.backward += Gemm(2 * t * all, t) + attention(profile_.attention_backward_rates, 2.5) +
-                moved(14 * h + 2 * nq + 5 * inner + 2 * q) + kBackwardOpsPerVisit * launch;
-  s.attention_again += Gemm(2 * t * qkv_o, t) + attention_forward + moved(4 * h + 2 * nq) +
-                       kAttentionAgainOps * launch;
-  s.mlp_again += Gemm(2 * t * gate_up, t);
+  // The norms' backward, rope, SwiGLU's backward.
+  s.backward += product(all) + attention(profile_.attention_backward_rates, 2.5) +
+                moved(8 * h + 2 * nq + 5 * inner) + kBackwardOpsPerVisit * launch;
+  s.attention_again +=
+      product(qkv_o) + attention_forward + moved(2 * h + 2 * nq) + kAttentionAgainOps * launch;
+  s.mlp_again += product(gate_up) + moved(2 * h);
   const int64_t tokens = item.tokens, act = static_cast<int64_t>(act_);
   const int64_t wt = static_cast<int64_t>(wt_);
   int64_t attention_rank = 0, mlp_rank = 0;
@@ -167,16 +175,21 @@ void PassForecaster::CountLora(const PassJob& job, double t, bool train) {
       kLoraShare * Rate(profile_.device_copy_bytes_per_second, 2 * kUnmeasuredBytesPerSecond);
   const double least = kLoraLaunches * profile_.launch_seconds;
   const auto product = [&](double elements) { return std::max(least, t * elements * act_ / rate); };
-  for (const Module m : job.lora.targets) {
-    const double in = static_cast<double>(ModuleInput(model_, m));
-    const double out = static_cast<double>(ModuleOutput(model_, m));
-    // u = x A^T, y += u B^T.
-    const double forward = product(in) + product(2 * out);
+  for (const Group g : {Group::kQkv, Group::kO, Group::kGateUp, Group::kDown}) {
+    double in = 0, out = 0;  // the linears of a group read one input
+    for (const Module m : job.lora.targets) {
+      if (ModuleGroup(m) != g) continue;
+      in = static_cast<double>(ModuleInput(model_, m));
+      out += static_cast<double>(ModuleOutput(model_, m));
+    }
+    if (out == 0) continue;
+    // u = x A^T, y += u B^T; the latter within rope's pass.
+    const double forward = product(in) + (g == Group::kQkv ? 0 : product(2 * out));
     seconds_.forward += forward;
     if (!train) continue;
-    // du = dy B, dB, dA, dx += du A.
-    seconds_.backward += 2 * product(out) + product(in) + product(2 * in);
-    (IsMlpModule(m) ? seconds_.mlp_again : seconds_.attention_again) += forward;
+    // du = dy B, dB, dA, dx = du A below the product.
+    seconds_.backward += 2 * product(out) + 2 * product(in);
+    (IsMlpGroup(g) ? seconds_.mlp_again : seconds_.attention_again) += forward;
   }
 }
 
@@ -350,8 +363,8 @@ class PassForecaster::Play {
   void Done(SpillLine& ring, int64_t block) {
     const int64_t next = block - ring.slots;
     if (next < 0 || block >= ring.blocks) return;
-    ring.moved[next] =
-        in_.Move(std::max(now_, ring.moved[next]), ring.bytes + kBlockSeconds * in_.rate, out_);
+    ring.moved[next] = in_.Move(std::max(now_, ring.moved[next]),
+                                ring.bytes + kBlockOfSlab * f_.slab_bytes_, out_);
     told_.offload_bytes += static_cast<int64_t>(ring.bytes);
   }
 
