@@ -44,7 +44,8 @@ RowRunner::~RowRunner() {
 }
 
 absl::StatusOr<const engine::ModelBase*> RowRunner::Base(const RowSpec& spec) {
-  if (base_ != nullptr && base_name_ == spec.base && base_format_ == spec.format) {
+  if (base_ != nullptr && base_name_ == spec.base && base_format_ == spec.format &&
+      base_values_ == spec.values) {
     return &base_->base();
   }
   SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model, FindBase(spec.base));
@@ -53,15 +54,19 @@ absl::StatusOr<const engine::ModelBase*> RowRunner::Base(const RowSpec& spec) {
     base_.reset();
   }
   const absl::Time start = absl::Now();
-  SOUP_ASSIGN_OR_RETURN(base_, SyntheticBase::Make(model, spec.format, options_.threads));
+  SOUP_ASSIGN_OR_RETURN(base_,
+                        SyntheticBase::Make(model, spec.format, options_.threads, spec.values));
   const absl::Time filled = absl::Now();
   base_name_ = spec.base;
   base_format_ = spec.format;
+  base_values_ = spec.values;
   backend_.RegisterHostMemory(base_->data(), base_->bytes());
-  base_note_ = absl::StrFormat(
-      "%s %s: %.2f GB, filled in %.2f s, registered in %.2f s", spec.base,
-      engine::BaseFormatName(spec.format), static_cast<double>(base_->bytes()) * 1e-9,
-      absl::ToDoubleSeconds(filled - start), absl::ToDoubleSeconds(absl::Now() - filled));
+  base_note_ = absl::StrFormat("%s %s%s: %.2f GB, filled in %.2f s, registered in %.2f s",
+                               spec.base, engine::BaseFormatName(spec.format),
+                               spec.values == WeightValues::kNf4 ? " of NF4's values" : "",
+                               static_cast<double>(base_->bytes()) * 1e-9,
+                               absl::ToDoubleSeconds(filled - start),
+                               absl::ToDoubleSeconds(absl::Now() - filled));
   return &base_->base();
 }
 

@@ -23,6 +23,7 @@ using engine::Module;
 constexpr Setting kSettings[] = {
     {"base", "--base", "llama-8b, llama-70b, smollm-135m, or the path of a config.json"},
     {"format", "--format", "nf4, nf4-dq or bf16"},
+    {"values", "--values", "of a bf16 base: even over a range, or nf4: what NF4 codes stand for"},
     {"batch", "--batch", "sequences a step"},
     {"seq", "--seq", "tokens of a sequence"},
     {"r", "--lora-r", "LoRA rank"},
@@ -138,6 +139,11 @@ absl::Status ApplySetting(absl::string_view key, absl::string_view value, RowSpe
     SOUP_ASSIGN_OR_RETURN(row.format, engine::ParseBaseFormat(value));
     return absl::OkStatus();
   }
+  if (key == "values") {
+    if (value != "even" && value != "nf4") return Wrong(key, value, "even or nf4");
+    row.values = value == "nf4" ? WeightValues::kNf4 : WeightValues::kEven;
+    return absl::OkStatus();
+  }
   if (key == "batch") return Number(key, value, 1, row.batch);
   if (key == "seq") return Number(key, value, 2, row.seq);
   if (key == "r") return Number(key, value, 1, row.lora_r);
@@ -183,6 +189,10 @@ absl::StatusOr<RowSpec> ParseRow(absl::string_view text, RowSpec defaults) {
 }
 
 absl::Status CheckRow(const RowSpec& row) {
+  if (row.values == WeightValues::kNf4 && row.format != engine::BaseFormat::kBf16) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "row \"", row.ToText(), "\": values=nf4 is of format=bf16; an NF4 base has no others"));
+  }
   if (row.placed == (row.budget_bytes == 0)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "row \"", row.ToText(), "\": ",
@@ -197,6 +207,7 @@ std::string RowSpec::ToText() const {
   std::string text =
       absl::StrCat("base=", base, " format=", engine::BaseFormatName(format), " batch=", batch,
                    " seq=", seq, " r=", lora_r, " targets=", absl::StrJoin(names, ","));
+  if (values == WeightValues::kNf4) absl::StrAppend(&text, " values=nf4");
   if (budget_bytes > 0) absl::StrAppend(&text, " budget=", budget_bytes, "B");
   if (placed) {
     // Retention's own words have blanks between them; in a row it is one word.

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "bench/synthetic_base.h"
 #include "engine/plan/job_plan.h"
 
 namespace soup::bench {
@@ -19,8 +20,9 @@ namespace soup::bench {
 struct RowSpec {
   std::string base = "smollm-135m";  // a named shape, or the path of a config.json
   engine::BaseFormat format = engine::BaseFormat::kNf4DoubleQuant;
-  int32_t batch = 1;  // sequences a step
-  int32_t seq = 512;  // tokens of each
+  WeightValues values = WeightValues::kEven;  // of a bf16 base
+  int32_t batch = 1;                          // sequences a step
+  int32_t seq = 512;                          // tokens of each
   int32_t lora_r = 8;
   std::vector<engine::Module> targets = {engine::Module::kQ, engine::Module::kK, engine::Module::kV,
                                          engine::Module::kO};

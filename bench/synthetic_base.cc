@@ -16,6 +16,7 @@
 #include "engine/base/dtype.h"
 #include "engine/model/slab_contents.h"
 #include "kernels/bf16.h"
+#include "kernels/nf4.h"
 #include "kernels/philox.h"
 
 namespace soup::bench {
@@ -63,6 +64,24 @@ Fill Bf16Values(std::byte* dst, int64_t n, float a) {
   };
 }
 
+// 32 values a block, by codes drawn evenly; 64 elements share an absmax.
+Fill Nf4Values(std::byte* dst, int64_t n, float absmax) {
+  constexpr uint64_t kAbsmaxBlocks = uint64_t{1} << 60;  // of the stream: beyond the codes'
+  auto* out = reinterpret_cast<uint16_t*>(dst);
+  return [out, n, absmax](const kernels::PhiloxStream& random, int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const kernels::PhiloxBlock codes = random.Block(static_cast<uint64_t>(b));
+      const kernels::PhiloxBlock scale = random.Block(kAbsmaxBlocks + static_cast<uint64_t>(b / 2));
+      const float even = static_cast<float>(scale.v[0] >> 8) * 0x1p-23f - 1.0f;
+      const float a = absmax * (1.0f + kAbsmaxSpread * even);
+      for (int64_t i = 0; i < 32 && b * 32 + i < n; ++i) {
+        const uint32_t code = codes.v[i / 8] >> (i % 8 * 4) & 15u;
+        out[b * 32 + i] = kernels::F32ToBf16(kernels::kNf4Code[code] * a);
+      }
+    }
+  };
+}
+
 Fill Bytes(std::byte* dst, int64_t bytes) {
   return [dst, bytes](const kernels::PhiloxStream& random, int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
@@ -89,7 +108,8 @@ Fill F32Values(std::byte* dst, int64_t n, float mean) {
 
 class Filler {
  public:
-  Filler(const engine::ModelSpec& spec, BaseFormat format) : spec_(spec), format_(format) {}
+  Filler(const engine::ModelSpec& spec, BaseFormat format, WeightValues values)
+      : spec_(spec), format_(format), values_(values) {}
 
   void Slab(int64_t slab, std::byte* data) {
     for (const SlabTensor& t : engine::SlabContents(spec_, format_, slab)) Tensor(t, data);
@@ -141,6 +161,11 @@ class Filler {
       return;
     }
     const int64_t offset = t.is_linear ? t.matrix.data_offset : t.offset;
+    if (t.is_linear && values_ == WeightValues::kNf4) {
+      const float absmax = static_cast<float>(deviation / kNf4CodeDeviation);
+      Add(32, n, Nf4Values(slab + offset, n, absmax));
+      return;
+    }
     Add(8, n, Bf16Values(slab + offset, n, static_cast<float>(std::sqrt(3.0) * deviation)));
   }
 
@@ -160,6 +185,7 @@ class Filler {
 
   const engine::ModelSpec& spec_;
   const BaseFormat format_;
+  const WeightValues values_;
   std::vector<Part> parts_;
 };
 
@@ -167,6 +193,7 @@ class Filler {
 
 absl::StatusOr<std::unique_ptr<SyntheticBase>> SyntheticBase::Make(const engine::ModelSpec& spec,
                                                                    BaseFormat format, int threads,
+                                                                   WeightValues values,
                                                                    uint64_t seed) {
   std::unique_ptr<SyntheticBase> made(new SyntheticBase());
   made->base_.spec = spec;
@@ -183,7 +210,7 @@ absl::StatusOr<std::unique_ptr<SyntheticBase>> SyntheticBase::Make(const engine:
   }
   made->data_ = static_cast<std::byte*>(data);
   madvise(data, static_cast<size_t>(made->bytes_), MADV_HUGEPAGE);  // Advice only.
-  Filler filler(spec, format);
+  Filler filler(spec, format, values);
   int64_t at = 0;
   for (int64_t s = 0; s < slabs; ++s) {
     const int64_t bytes = engine::SlabBytes(spec, format, s);

@@ -22,6 +22,7 @@
 #include "engine/device/machine_measure.h"
 #include "engine/model/slab_contents.h"
 #include "engine/train/model_base.h"
+#include "kernels/bf16.h"
 #include "kernels/nf4.h"
 
 namespace soup::bench {
@@ -331,6 +332,43 @@ TEST(SyntheticBaseTest, WeightsHaveTheScaleOfAModelAndAreTheSameEveryTime) {
   // Layers differ.
   const auto& slabs = (*one)->base().slabs;
   EXPECT_NE(std::memcmp(slabs[0].data(), slabs[1].data(), slabs[0].size()), 0);
+}
+
+// A bf16 base of what NF4 codes stand for: as wide as any, at most 16 values to 64 elements.
+TEST(SyntheticBaseTest, Bf16MayHaveNf4sValues) {
+  const auto spec = FindBase("smollm-135m");
+  ASSERT_TRUE(spec.ok());
+  engine::ModelSpec small = *spec;
+  small.layers = 1;
+  small.vocab = 512;
+  for (const WeightValues values : {WeightValues::kEven, WeightValues::kNf4}) {
+    const auto base = SyntheticBase::Make(small, engine::BaseFormat::kBf16, 2, values);
+    ASSERT_TRUE(base.ok());
+    const auto layout = engine::MakeLayerLayout(small, engine::BaseFormat::kBf16);
+    const engine::MatrixLayout& m = layout.matrix(engine::Module::kDown);
+    const auto* weights =
+        reinterpret_cast<const uint16_t*>((*base)->base().slabs[0].data() + m.data_offset);
+    const int64_t n = m.rows * m.cols;
+    double sum = 0;
+    size_t most = 0;
+    std::set<uint16_t> all;
+    for (int64_t block = 0; block < n / 64; ++block) {
+      const std::set<uint16_t> levels(weights + block * 64, weights + block * 64 + 64);
+      most = std::max(most, levels.size());
+      all.insert(levels.begin(), levels.end());
+    }
+    for (int64_t i = 0; i < n; ++i) sum += std::pow(kernels::Bf16ToF32(weights[i]), 2);
+    EXPECT_NEAR(std::sqrt(sum / static_cast<double>(n)) * std::sqrt(1536.0), 1.0, 0.1);
+    if (values == WeightValues::kNf4) {
+      EXPECT_LE(most, 16u);
+    } else {
+      EXPECT_GT(most, 48u);
+    }
+    EXPECT_GT(all.size(), 200u);  // blocks differ
+  }
+  EXPECT_FALSE(CheckRow(*ParseRow("values=nf4 format=nf4 slots=2", RowSpec())).ok());
+  EXPECT_TRUE(CheckRow(*ParseRow("values=nf4 format=bf16 slots=2", RowSpec())).ok());
+  EXPECT_FALSE(ParseRow("values=zeros", RowSpec()).ok());
 }
 
 TEST(NamedBaseTest, ShapesAreThePublishedOnes) {
