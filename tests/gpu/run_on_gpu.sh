@@ -144,6 +144,7 @@ format=bf16 batch=1 seq=512 budget=4.05GB
 format=bf16 batch=4 seq=512 budget=6.85GB
 format=bf16 batch=8 seq=512 budget=10.6GB
 format=bf16 batch=8 seq=512 slots=all resident=all retention=keep head=resident steps=8
+format=bf16 values=nf4 batch=8 seq=512 slots=all resident=all retention=keep head=resident steps=8
 format=bf16 batch=32 seq=512 budget=32.9GB
 format=bf16 batch=4 seq=4096 budget=32.9GB
 base=llama-70b batch=1 seq=512 budget=3.0GB
