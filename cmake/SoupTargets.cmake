@@ -28,9 +28,14 @@ function(soup_test name)
     SOUP_TEST_DATA_DIR="${PROJECT_SOURCE_DIR}/tests" SOUP_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     SOUP_BINARY_DIR="${PROJECT_BINARY_DIR}")
   target_compile_options(${name} PRIVATE ${SOUP_TEST_OPTIONS})
+  set(environment "")
+  if(SOUP_SANITIZE)
+    # Leaks of libraries, in programs that a test starts too.
+    set(environment ENVIRONMENT "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0")
+  endif()
   include(GoogleTest)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
-    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} ${environment})
 endfunction()
 
 # soup_executable(soupd SRCS main.cc DEPS ...): a program in ${build}/bin.

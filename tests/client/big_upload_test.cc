@@ -105,7 +105,9 @@ TEST_F(BigUploadTest, AClientKilledHalfWayLeavesNoFileAndTwoMoreAtOnceLeaveOne) 
   EXPECT_EQ(second->Wait(absl::Seconds(120)), 0) << second->err();
   EXPECT_THAT(Held(), ElementsAre(sha256)) << "one copy";
   EXPECT_EQ(HashFile(soupd_.state_dir() + "/files/" + sha256, nullptr)->sha256, sha256);
+#ifndef __SANITIZE_ADDRESS__  // which holds back what was freed
   EXPECT_LT(PeakBytes(soupd_.soupd_pid()) - peak_before, 64 * kMiB);
+#endif
   EXPECT_EQ(Run({"cancel", "first", "--wait"}), 0);
   EXPECT_EQ(Run({"cancel", "second", "--wait"}), 0);
 }

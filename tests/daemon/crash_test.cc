@@ -205,7 +205,7 @@ TEST(CrashTest, AStepThatWasCommittedButNotToldIsToldOnceByTheNextWorker) {
   std::string pattern = "/tmp/dyingXXXXXX";
   const std::string dir = ::mkdtemp(pattern.data());
   // Step 7 in the middle of an epoch; step 9 ends one, so its validation is still to come.
-  for (const std::string& step : {"7", "9"}) {
+  for (const std::string step : {"7", "9"}) {
     Harness h({.flags = {"--worker-binary=" + DyingWorker(dir, "dies:" + step + ":committed")},
                .state_dir = ""});
     ASSERT_TRUE(h.Start().ok());

@@ -120,7 +120,12 @@ TEST(DeviceTest, AnIllegalAccessCostsNoMoreThanTheStepInFlight) {
     if (event.reason() == soup::v1::DEVICE_LOST || event.reason() == soup::v1::WORKER_LOST)
       told.push_back(event.message());
   ASSERT_EQ(told.size(), 1u);
+#ifdef __SANITIZE_ADDRESS__
+  EXPECT_THAT(told[0],
+              HasSubstr("exit status 1"));  // the sanitizer ends the worker by its own hand
+#else
   EXPECT_THAT(told[0], AnyOf(HasSubstr("signal 11"), HasSubstr("illegal memory access")));
+#endif
   ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
 }
 
