@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include "absl/time/clock.h"
 #include "engine/base/log.h"
 
@@ -27,6 +29,10 @@ void SetCloseOnExec(int fd) { fcntl(fd, F_SETFD, FD_CLOEXEC); }
 Subprocess::Subprocess(const std::vector<std::string>& arguments, const Options& options) {
   std::vector<std::string> argv_text = arguments, env_text;
   for (const auto& [key, value] : options.environment) env_text.push_back(key + "=" + value);
+  // Of a build with sanitizers: cmake/SoupTargets.cmake.
+  if (const char* told = std::getenv("LSAN_OPTIONS")) {
+    env_text.push_back(std::string("LSAN_OPTIONS=") + told);
+  }
   int in[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1};
   if (options.terminal) {
     winsize size = {50, 120, 0, 0};
