@@ -18,8 +18,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "daemon/control/metrics_endpoint.h"
 #include "tests/daemon/harness.h"
 #include "tests/support/temp_dir.h"
@@ -150,6 +153,14 @@ TEST(SoupdProcess, ASecondSoupdOnTheStateDirectoryIsRefused) {
   EXPECT_THAT(ReadWhole(out), HasSubstr(absl::StrCat("another soupd (pid ", first.soupd_pid())));
 }
 
+// Once an ended job's series are gone, which is soon after its state is told.
+std::string ScrapeWithout(const Harness& h, const std::string& job) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  std::string answer = Scrape(h);
+  while (absl::StrContains(answer, job) && absl::Now() < deadline) answer = Scrape(h);
+  return answer;
+}
+
 TEST(SoupdProcess, ManyJobsLeaveNeitherSeriesNorMemory) {
   Harness h;
   ASSERT_TRUE(h.Start().ok());
@@ -163,18 +174,19 @@ TEST(SoupdProcess, ManyJobsLeaveNeitherSeriesNorMemory) {
     h.WaitFor(last, {soup::v1::SUCCEEDED});
     return last;
   };
-  run(1, 3);
-  const std::string after_3 = Scrape(h);
+  const std::string after_3 = ScrapeWithout(h, run(1, 3));
   run(4, 30);
-  const int64_t rss_30 = ResidentKib(h.soupd_pid());
+  [[maybe_unused]] const int64_t rss_30 = ResidentKib(h.soupd_pid());
   const std::string last = run(31, 90);
-  const std::string after_90 = Scrape(h);
+  const std::string after_90 = ScrapeWithout(h, last);
   EXPECT_GT(std::count(after_3.begin(), after_3.end(), '\n'), 50);
   EXPECT_EQ(std::count(after_90.begin(), after_90.end(), '\n'),
             std::count(after_3.begin(), after_3.end(), '\n'));
   EXPECT_THAT(after_90, Not(HasSubstr(last)));
   EXPECT_THAT(after_90, HasSubstr("soupd_jobs{state=\"SUCCEEDED\"} 90"));
+#ifndef __SANITIZE_ADDRESS__  // which holds back what was freed
   EXPECT_LT(static_cast<double>(ResidentKib(h.soupd_pid())), 1.05 * static_cast<double>(rss_30));
+#endif
 }
 
 }  // namespace
