@@ -29,8 +29,8 @@ constexpr double kElementwiseShare = 0.85;
 constexpr double kBlockOfSlab = 0.12;
 // What a backward visit waits for a boundary that comes back from host memory, of its copy's time,
 // where the link has room to spare and the time lines show no wait: it queues behind larger blocks.
-// Steps of 4,096, 16,384 and 4 x 4,096 tokens with boundaries there waited 0.07, 0.27 and 0.09 of it
-// (soup-bench's stalls on an H200), steps without them nothing of the kind.
+// Steps of 4,096, 16,384 and 4 x 4,096 tokens with boundaries there waited 0.07, 0.27 and 0.09 of
+// it (soup-bench's stalls on an H200), steps without them nothing of the kind.
 constexpr double kBoundaryWait = 0.14;
 // Small ops of a forward visit, of a backward visit, and of what is made again.
 constexpr double kForwardOpsPerVisit = 6;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a folder of golden data (README.md) for a tiny random decoder of any supported family.
 
-    make_golden.py OUT --family gemma2 [--set sliding_window=4] [--set rope_parameters='{...}']
+    make_golden.py OUT --family gemma2 [--set sliding_window=4] [--set rope_parameters='{...}'] [--like-golden]
 
 Needs torch, transformers and peft: test-time only. Computes in float64 with eager attention, one row
 at a time, so that no padding and no batch-mate enters. For folders that the committed ones do not
@@ -37,10 +37,13 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
 TARGETS = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "mixtral": ATTENTION,
            "qwen3_moe": ATTENTION}
-LENGTHS = {"full": [24, 17, 9], "masked": [31, 5, 12, 20]}
+# Norms are 1 + spread N and biases spread N; A is `a` N (None: N / sqrt(in)), B is `b` N; in "masked" every n-th token
+# is left out too. GOLDEN: as the committed golden folders are.
+HARSH = dict(spread=0.2, a=None, b=0.1, every=5, lengths={"full": [24, 17, 9], "masked": [31, 5, 12, 20]})
+GOLDEN = dict(spread=0.1, a=0.05, b=0.05, every=None, lengths={"full": [24, 24], "masked": [31, 12, 19]})
 
 
-def write_checkpoint(family, settings, out):
+def write_checkpoint(family, settings, out, spread=HARSH["spread"]):
     """A random model of these settings as a Hugging Face folder; weights by torch's seed. Returns it in fp32."""
     name = FAMILIES[family]
     config_class = getattr(transformers, name + "Config")
@@ -52,7 +55,7 @@ def write_checkpoint(family, settings, out):
     with torch.no_grad():
         for key, p in model.named_parameters():
             if p.dim() == 1:  # norms and biases away from their neutral values
-                p.add_(0.2 * torch.randn_like(p))
+                p.add_(spread * torch.randn_like(p))
             elif not p.any():
                 p.normal_(0, config.initializer_range)
             p.copy_(p.to(torch.bfloat16).float())
@@ -61,6 +64,10 @@ def write_checkpoint(family, settings, out):
     # A copy: in bf16 the rotary frequencies would be rounded too.
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
     return model
+
+
+def manner_of(args):
+    return GOLDEN if args.like_golden else HARSH
 
 
 def make_model(args):
@@ -72,7 +79,7 @@ def make_model(args):
         except json.JSONDecodeError:
             settings[key] = value
     torch.manual_seed(args.seed)
-    return write_checkpoint(args.family, settings, args.out).double().eval()
+    return write_checkpoint(args.family, settings, args.out, manner_of(args)["spread"]).double().eval()
 
 
 def logits_of(model, ids):
@@ -92,7 +99,7 @@ def batch_loss(model, batch):
     return total / count, torch.cat(rows)
 
 
-def make_batches(vocab, lengths, generator):
+def make_batches(vocab, lengths, generator, every=HARSH["every"]):
     """Rows of (ids, labels) by batch: "full" trains on all, "masked" on a part."""
     batches = {}
     for name, of_rows in lengths.items():
@@ -102,13 +109,13 @@ def make_batches(vocab, lengths, generator):
             labels = list(ids)
             if name == "masked":
                 for i in range(n):
-                    if i < n // 3 or i % 5 == 0:
+                    if i < n // 3 or (every and i % every == 0):
                         labels[i] = -100
             batches[name].append((ids, labels))
     return batches
 
 
-def random_adapter(model, lora, generator):
+def random_adapter(model, lora, generator, a=HARSH["a"], b=HARSH["b"]):
     """The model with LoRA on it, A and B both away from zero, and its adapter by PEFT's names."""
     peft = get_peft_model(model, LoraConfig(**lora, lora_dropout=0.0, task_type="CAUSAL_LM"))
     adapter = {}
@@ -116,7 +123,7 @@ def random_adapter(model, lora, generator):
         if not p.requires_grad:
             continue
         with torch.no_grad():
-            scale = 0.1 if "lora_B" in key else p.shape[1] ** -0.5
+            scale = b if "lora_B" in key else a or p.shape[1] ** -0.5
             p.copy_((torch.randn(p.shape, generator=generator) * scale).float())
         adapter[key.replace(".default", "")] = p
     return peft, adapter
@@ -141,10 +148,10 @@ def train(peft, adapter, batches):
     return steps
 
 
-def write_golden(model, out, lora, lengths, seed):
+def write_golden(model, out, lora, lengths, seed, manner=HARSH):
     """What transformers and peft compute of a float64 model, in README.md's files."""
     generator = torch.Generator().manual_seed(seed)
-    batches = make_batches(model.config.vocab_size, lengths, generator)
+    batches = make_batches(model.config.vocab_size, lengths, generator, manner["every"])
     tensors, golden = {}, {}
     for name, rows in batches.items():
         width = max(lengths[name])
@@ -158,7 +165,7 @@ def write_golden(model, out, lora, lengths, seed):
 
     with open(os.path.join(out, "adapter.json"), "w") as f:
         json.dump(lora, f)
-    peft, adapter = random_adapter(model, lora, generator)
+    peft, adapter = random_adapter(model, lora, generator, manner["a"], manner["b"])
 
     def state():
         return {k: p.detach().float().contiguous() for k, p in adapter.items()}
@@ -186,11 +193,12 @@ def main():
     parser.add_argument("--family", choices=FAMILIES, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--like-golden", action="store_true", help="spreads, lengths and masks of the golden folders")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     targets = TARGETS.get(args.family, ATTENTION + MLP)
     write_golden(make_model(args), args.out, dict(r=4, lora_alpha=8, target_modules=targets),
-                 LENGTHS, args.seed + 7)
+                 manner_of(args)["lengths"], args.seed + 7, manner_of(args))
 
 
 if __name__ == "__main__":
