@@ -239,7 +239,7 @@ part_racecheck() {
       echo "$part.tiles.$tile_class.log env SOUP_TEST_TILE_CLASS=$tile_class $run $tests/cuda_ops_test --gtest_filter=*CudaOps.MatchesFloat64*attention*"
     done
   )
-  gtests < <(sanitized_ops fp32 '*CudaF32Ops.MatchesFloat64*-*gemm*' 8)
+  gtests < <(sanitized_ops fp32 '*CudaF32Ops.MatchesFloat64*-*gemm*' 24)
   grep -hE 'RACECHECK SUMMARY' "$out/$part".*.log | sort | uniq -c
   grep -hE 'access at ' "$out/$part".*.log | sed 's/+0x.*//' | sort | uniq -c
   for log in "${logs[@]}"; do
