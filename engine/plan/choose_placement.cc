@@ -100,8 +100,11 @@ class Chooser {
         }
       }
       if (host_) SOUP_RETURN_IF_ERROR(SearchHost(p));
+      // Before boundaries in host memory are tried: the grid is coarse, and what has them must be
+      // better than the best that has not.
+      SOUP_RETURN_IF_ERROR(Refine());
     }
-    return Refine();
+    return absl::OkStatus();
   }
 
   // Null: nothing fits.

@@ -363,7 +363,9 @@ class PassForecaster::Play {
     told_.offload_bytes += static_cast<int64_t>(ring.bytes);
   }
   void Read(const SpillLine& ring, int64_t block) {
-    if (block >= 0 && block < ring.blocks - ring.slots) WaitFor(ring.moved[block]);
+    if (block < 0 || block >= ring.blocks - ring.slots) return;
+    WaitFor(ring.moved[block]);
+    if (IsBoundary(ring)) WaitFor(now_ + kBoundaryWait * ring.bytes / in_.rate);
   }
   void Done(SpillLine& ring, int64_t block) {
     const int64_t next = block - ring.slots;
@@ -397,7 +399,6 @@ class PassForecaster::Play {
     const int64_t layer = visits_[v].layer;
     Acquire(copies_, v);
     for (const SpillLine& ring : rings_) Read(ring, layer - ring.first);
-    if (p_.boundaries_host) WaitFor(now_ + kBoundaryWait * f_.blocks_.boundary / in_.rate);
     now_ += f_.seconds_.backward;
     if (HomeOf(p_.attention, layers_, layer) == Home::kRecompute) {
       now_ += f_.seconds_.attention_again;

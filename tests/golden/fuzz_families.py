@@ -284,7 +284,7 @@ def one(r, family, folder, checker):
     lengths = {name: [r.choice(fit) for _ in range(r.randint(1, 4))] for name in ("full", "masked")}
     try:
         model = read_model(folder)
-        make_golden.write_golden(model, folder, adapter, lengths, r.randrange(1 << 30))
+        make_golden.write_golden(model, folder, adapter, dict(make_golden.HARSH, lengths=lengths), r.randrange(1 << 30))
     except Exception as e:
         done = subprocess.run([checker, folder], capture_output=True, text=True)
         return "reference refuses", f"{notes} {type(e).__name__}: {str(e)[:200]!r}; here {done.returncode} {done.stderr.strip()[:200]}"

@@ -37,8 +37,8 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
 TARGETS = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "mixtral": ATTENTION,
            "qwen3_moe": ATTENTION}
-# Norms are 1 + spread N and biases spread N; A is `a` N (None: N / sqrt(in)), B is `b` N; in "masked" every n-th token
-# is left out too. GOLDEN: as the committed golden folders are.
+# Norms are 1 + spread N and biases spread N; A is a N (None: N / sqrt(in)), B is b N; "masked" leaves every n-th token
+# out too. GOLDEN: as the committed golden folders are.
 HARSH = dict(spread=0.2, a=None, b=0.1, every=5, lengths={"full": [24, 17, 9], "masked": [31, 5, 12, 20]})
 GOLDEN = dict(spread=0.1, a=0.05, b=0.05, every=None, lengths={"full": [24, 24], "masked": [31, 12, 19]})
 
@@ -66,11 +66,7 @@ def write_checkpoint(family, settings, out, spread=HARSH["spread"]):
     return model
 
 
-def manner_of(args):
-    return GOLDEN if args.like_golden else HARSH
-
-
-def make_model(args):
+def make_model(args, manner):
     settings = {**SIZES, **EXTRA.get(args.family, {})}
     for item in args.set:
         key, value = item.split("=", 1)
@@ -79,7 +75,7 @@ def make_model(args):
         except json.JSONDecodeError:
             settings[key] = value
     torch.manual_seed(args.seed)
-    return write_checkpoint(args.family, settings, args.out, manner_of(args)["spread"]).double().eval()
+    return write_checkpoint(args.family, settings, args.out, manner["spread"]).double().eval()
 
 
 def logits_of(model, ids):
@@ -99,10 +95,10 @@ def batch_loss(model, batch):
     return total / count, torch.cat(rows)
 
 
-def make_batches(vocab, lengths, generator, every=HARSH["every"]):
+def make_batches(vocab, manner, generator):
     """Rows of (ids, labels) by batch: "full" trains on all, "masked" on a part."""
-    batches = {}
-    for name, of_rows in lengths.items():
+    batches, every = {}, manner["every"]
+    for name, of_rows in manner["lengths"].items():
         batches[name] = []
         for n in of_rows:
             ids = torch.randint(3, vocab, (n,), generator=generator).tolist()
@@ -115,7 +111,7 @@ def make_batches(vocab, lengths, generator, every=HARSH["every"]):
     return batches
 
 
-def random_adapter(model, lora, generator, a=HARSH["a"], b=HARSH["b"]):
+def random_adapter(model, lora, generator, manner):
     """The model with LoRA on it, A and B both away from zero, and its adapter by PEFT's names."""
     peft = get_peft_model(model, LoraConfig(**lora, lora_dropout=0.0, task_type="CAUSAL_LM"))
     adapter = {}
@@ -123,7 +119,7 @@ def random_adapter(model, lora, generator, a=HARSH["a"], b=HARSH["b"]):
         if not p.requires_grad:
             continue
         with torch.no_grad():
-            scale = b if "lora_B" in key else a or p.shape[1] ** -0.5
+            scale = manner["b"] if "lora_B" in key else manner["a"] or p.shape[1] ** -0.5
             p.copy_((torch.randn(p.shape, generator=generator) * scale).float())
         adapter[key.replace(".default", "")] = p
     return peft, adapter
@@ -148,16 +144,17 @@ def train(peft, adapter, batches):
     return steps
 
 
-def write_golden(model, out, lora, lengths, seed, manner=HARSH):
+def write_golden(model, out, lora, manner, seed):
     """What transformers and peft compute of a float64 model, in README.md's files."""
     generator = torch.Generator().manual_seed(seed)
-    batches = make_batches(model.config.vocab_size, lengths, generator, manner["every"])
+    batches = make_batches(model.config.vocab_size, manner, generator)
     tensors, golden = {}, {}
     for name, rows in batches.items():
-        width = max(lengths[name])
+        lengths = manner["lengths"][name]
+        width = max(lengths)
         tensors[f"{name}.input_ids"] = torch.tensor([r + [0] * (width - len(r)) for r, _ in rows])
         tensors[f"{name}.labels"] = torch.tensor([r + [-100] * (width - len(r)) for _, r in rows])
-        tensors[f"{name}.lengths"] = torch.tensor(lengths[name])
+        tensors[f"{name}.lengths"] = torch.tensor(lengths)
         with torch.no_grad():
             loss, logits = batch_loss(model, rows)
         golden[f"base_loss.{name}"] = loss.item()
@@ -165,7 +162,7 @@ def write_golden(model, out, lora, lengths, seed, manner=HARSH):
 
     with open(os.path.join(out, "adapter.json"), "w") as f:
         json.dump(lora, f)
-    peft, adapter = random_adapter(model, lora, generator, manner["a"], manner["b"])
+    peft, adapter = random_adapter(model, lora, generator, manner)
 
     def state():
         return {k: p.detach().float().contiguous() for k, p in adapter.items()}
@@ -196,9 +193,9 @@ def main():
     parser.add_argument("--like-golden", action="store_true", help="spreads, lengths and masks of the golden folders")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
-    targets = TARGETS.get(args.family, ATTENTION + MLP)
-    write_golden(make_model(args), args.out, dict(r=4, lora_alpha=8, target_modules=targets),
-                 manner_of(args)["lengths"], args.seed + 7, manner_of(args))
+    manner = GOLDEN if args.like_golden else HARSH
+    lora = dict(r=4, lora_alpha=8, target_modules=TARGETS.get(args.family, ATTENTION + MLP))
+    write_golden(make_model(args, manner), args.out, lora, manner, args.seed + 7)
 
 
 if __name__ == "__main__":

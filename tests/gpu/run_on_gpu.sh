@@ -2,9 +2,9 @@
 # All that a card has to show, in one command. Travels in the bundle (deploy/bundle.sh --with-tests).
 #   tests/gpu/run_on_gpu.sh [--only PART,...] [--limit SECONDS] [--out DIR] [--list] [--backend cpu] [-- for end_to_end.py]
 # Each part runs with a time limit and a log of its own, and the next one whatever became of it; at the end a table
-# (DIR/summary.txt) and everything in DIR.tar.gz. --only takes parts and the groups `correct` and `product`: two calls of less
-# than ten minutes each. --limit (570): no part runs beyond that many seconds from the start. --list says what would run and
-# how long it should take. --backend cpu tries the command itself on a machine without a card: small shapes.
+# (DIR/summary.txt) and everything in DIR.tar.gz. --only takes parts and the groups `correct`, `product`
+# and `sanitizers`: three calls of less than ten minutes each. --limit (570): no part runs beyond that many seconds from the
+# start. --list says what would run and how long it should take. --backend cpu tries the command itself on a machine without a card: small shapes.
 # Programs come from the bundle this lies in, else from build/cuda. Exit status: 0 all passed, 1 one failed or ran out of
 # time, 77 none failed and some were skipped (no card, no cuDNN, no sanitizer).
 set -uo pipefail
@@ -25,8 +25,8 @@ matrix_deep     60 150 correct
 end_to_end     110 240 product
 bench          100 240 product
 daemon          60 200 product
-memcheck       100 240 product
-racecheck      130 240 product
+memcheck        20 240 sanitizers
+racecheck      340 480 sanitizers
 '
 skipped=77
 golden_models='llama llama31 smollm mistral phi3 qwen2 qwen3 gemma2 gemma3 mixtral qwen3_moe'
@@ -238,8 +238,8 @@ part_racecheck() {
     for tile_class in 1 2; do
       echo "$part.tiles.$tile_class.log env SOUP_TEST_TILE_CLASS=$tile_class $run $tests/cuda_ops_test --gtest_filter=*CudaOps.MatchesFloat64*attention*"
     done
+    sanitized_ops fp32 '*CudaF32Ops.MatchesFloat64*-*gemm*' 24
   )
-  gtests < <(sanitized_ops fp32 '*CudaF32Ops.MatchesFloat64*-*gemm*' 24)
   grep -hE 'RACECHECK SUMMARY' "$out/$part".*.log | sort | uniq -c
   grep -hE 'access at ' "$out/$part".*.log | sed 's/+0x.*//' | sort | uniq -c
   for log in "${logs[@]}"; do
@@ -267,7 +267,7 @@ while [ $# -gt 0 ]; do
     --list) list=yes; shift ;;
     --one-part) one=$2; shift 2 ;;  # this script calls itself with it, under a time limit
     --) shift; end_to_end_arguments=("$@"); break ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
 matrix_test=cuda_same_bits_matrix_test
@@ -303,7 +303,7 @@ while read -r name seconds most group; do
   predicted=$((predicted + seconds))
 done <<<"$parts"
 for name in ${only//,/ }; do
-  grep -qwE "$name" <<<"$parts all" || { echo "$0: no part $name; there are:$(awk '{printf " %s", $1}' <<<"$parts"), correct, product" >&2; exit 2; }
+  grep -qwE "$name" <<<"$parts all" || { echo "$0: no part $name; there are:$(awk '{printf " %s", $1}' <<<"$parts"), correct, product, sanitizers" >&2; exit 2; }
 done
 echo "${#chosen[@]} parts, about $predicted s on an H200, at most $limit s; card: $card"
 if [ "$list" = yes ]; then
