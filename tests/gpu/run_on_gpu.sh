@@ -4,7 +4,8 @@
 # Each part runs with a time limit and a log of its own, and the next one whatever became of it; at the end a table
 # (DIR/summary.txt) and everything in DIR.tar.gz. --only takes parts and the groups `correct`, `product`
 # and `sanitizers`: three calls of less than ten minutes each. --limit (570): no part runs beyond that many seconds from the
-# start. --list says what would run and how long it should take. --backend cpu tries the command itself on a machine without a card: small shapes.
+# start. --list says what would run and how long it should take. --backend cpu tries the command itself on a machine
+# without a card: small shapes.
 # Programs come from the bundle this lies in, else from build/cuda. Exit status: 0 all passed, 1 one failed or ran out of
 # time, 77 none failed and some were skipped (no card, no cuDNN, no sanitizer).
 set -uo pipefail
