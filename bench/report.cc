@@ -79,7 +79,7 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
               {"command", Command(command, r)},
               {"detail",
                {{"head", engine::HeadText(r.placement)},
-                {"values", r.spec.values == WeightValues::kNf4 ? "nf4" : "even"},
+                {"values", WeightValuesName(r.spec.values)},
                 {"steps", r.spec.steps},
                 {"fastest_step_s", r.fastest_seconds},
                 {"slowest_step_s", r.slowest_seconds},

@@ -61,9 +61,11 @@ absl::StatusOr<const engine::ModelBase*> RowRunner::Base(const RowSpec& spec) {
   base_format_ = spec.format;
   base_values_ = spec.values;
   backend_.RegisterHostMemory(base_->data(), base_->bytes());
-  base_note_ = absl::StrFormat("%s %s%s: %.2f GB, filled in %.2f s, registered in %.2f s",
+  base_note_ = absl::StrFormat("%s %s, %s: %.2f GB, filled in %.2f s, registered in %.2f s",
                                spec.base, engine::BaseFormatName(spec.format),
-                               spec.values == WeightValues::kNf4 ? " of NF4's values" : "",
+                               spec.format == engine::BaseFormat::kBf16
+                                   ? absl::StrCat("values ", WeightValuesName(spec.values))
+                                   : "codes even",
                                static_cast<double>(base_->bytes()) * 1e-9,
                                absl::ToDoubleSeconds(filled - start),
                                absl::ToDoubleSeconds(absl::Now() - filled));

@@ -101,7 +101,7 @@ class RowRunner {
   std::string base_note_;
   std::string base_name_;
   engine::BaseFormat base_format_ = engine::BaseFormat::kBf16;
-  WeightValues base_values_ = WeightValues::kEven;
+  WeightValues base_values_ = WeightValues::kNormal;
   std::unique_ptr<SyntheticBase> base_;
 };
 

@@ -23,7 +23,8 @@ using engine::Module;
 constexpr Setting kSettings[] = {
     {"base", "--base", "llama-8b, llama-70b, smollm-135m, or the path of a config.json"},
     {"format", "--format", "nf4, nf4-dq or bf16"},
-    {"values", "--values", "of a bf16 base: even over a range, or nf4: what NF4 codes stand for"},
+    {"values", "--values",
+     "of a bf16 base: normal (the default), even over a range, or nf4: what NF4 codes stand for"},
     {"batch", "--batch", "sequences a step"},
     {"seq", "--seq", "tokens of a sequence"},
     {"r", "--lora-r", "LoRA rank"},
@@ -140,9 +141,12 @@ absl::Status ApplySetting(absl::string_view key, absl::string_view value, RowSpe
     return absl::OkStatus();
   }
   if (key == "values") {
-    if (value != "even" && value != "nf4") return Wrong(key, value, "even or nf4");
-    row.values = value == "nf4" ? WeightValues::kNf4 : WeightValues::kEven;
-    return absl::OkStatus();
+    for (const WeightValues v : {WeightValues::kNormal, WeightValues::kEven, WeightValues::kNf4}) {
+      if (value != WeightValuesName(v)) continue;
+      row.values = v;
+      return absl::OkStatus();
+    }
+    return Wrong(key, value, "normal, even or nf4");
   }
   if (key == "batch") return Number(key, value, 1, row.batch);
   if (key == "seq") return Number(key, value, 2, row.seq);
@@ -189,9 +193,9 @@ absl::StatusOr<RowSpec> ParseRow(absl::string_view text, RowSpec defaults) {
 }
 
 absl::Status CheckRow(const RowSpec& row) {
-  if (row.values == WeightValues::kNf4 && row.format != engine::BaseFormat::kBf16) {
+  if (row.values != WeightValues::kNormal && row.format != engine::BaseFormat::kBf16) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "row \"", row.ToText(), "\": values=nf4 is of format=bf16; an NF4 base has no others"));
+        "row \"", row.ToText(), "\": values are of format=bf16; an NF4 base has codes"));
   }
   if (row.placed == (row.budget_bytes == 0)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -207,7 +211,9 @@ std::string RowSpec::ToText() const {
   std::string text =
       absl::StrCat("base=", base, " format=", engine::BaseFormatName(format), " batch=", batch,
                    " seq=", seq, " r=", lora_r, " targets=", absl::StrJoin(names, ","));
-  if (values == WeightValues::kNf4) absl::StrAppend(&text, " values=nf4");
+  if (values != WeightValues::kNormal) {
+    absl::StrAppend(&text, " values=", WeightValuesName(values));
+  }
   if (budget_bytes > 0) absl::StrAppend(&text, " budget=", budget_bytes, "B");
   if (placed) {
     // Retention's own words have blanks between them; in a row it is one word.

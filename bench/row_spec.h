@@ -20,9 +20,9 @@ namespace soup::bench {
 struct RowSpec {
   std::string base = "smollm-135m";  // a named shape, or the path of a config.json
   engine::BaseFormat format = engine::BaseFormat::kNf4DoubleQuant;
-  WeightValues values = WeightValues::kEven;  // of a bf16 base
-  int32_t batch = 1;                          // sequences a step
-  int32_t seq = 512;                          // tokens of each
+  WeightValues values = WeightValues::kNormal;  // of a bf16 base
+  int32_t batch = 1;                            // sequences a step
+  int32_t seq = 512;                            // tokens of each
   int32_t lora_r = 8;
   std::vector<engine::Module> targets = {engine::Module::kQ, engine::Module::kK, engine::Module::kV,
                                          engine::Module::kO};

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -59,6 +60,48 @@ Fill Bf16Values(std::byte* dst, int64_t n, float a) {
       for (int64_t i = 0; i < 8 && b * 8 + i < n; ++i) {
         const uint32_t half = block.v[i / 2] >> (i % 2 * 16) & 0xffffu;
         out[b * 8 + i] = kernels::F32ToBf16((static_cast<float>(half) / 32768.0f - 1.0f) * a);
+      }
+    }
+  };
+}
+
+// The normal distribution's quantile at p in (0, 1): bisection of its distribution function.
+double NormalQuantile(double p) {
+  double low = -9, high = 9;
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (low + high) / 2;
+    (0.5 * std::erfc(-middle / std::sqrt(2.0)) < p ? low : high) = middle;
+  }
+  return (low + high) / 2;
+}
+
+// bf16 values of 2^16 equally probable draws of a normal distribution: up to 4.3 deviations.
+std::vector<uint16_t> NormalTable(double deviation) {
+  constexpr int kDraws = 1 << 16;
+  static const std::vector<float> quantiles = [] {
+    std::vector<float> q(kDraws);
+    for (int i = 0; i < kDraws / 2; ++i) {  // symmetric
+      q[kDraws - 1 - i] = static_cast<float>(-NormalQuantile((i + 0.5) / kDraws));
+      q[i] = -q[kDraws - 1 - i];
+    }
+    return q;
+  }();
+  std::vector<uint16_t> table(kDraws);
+  for (int i = 0; i < kDraws; ++i) {
+    table[i] = kernels::F32ToBf16(quantiles[i] * static_cast<float>(deviation));
+  }
+  return table;
+}
+
+// Eight bf16 values a block, normal.
+Fill Bf16Normal(std::byte* dst, int64_t n, double deviation) {
+  auto* out = reinterpret_cast<uint16_t*>(dst);
+  const auto table = std::make_shared<const std::vector<uint16_t>>(NormalTable(deviation));
+  return [out, n, table](const kernels::PhiloxStream& random, int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const kernels::PhiloxBlock block = random.Block(static_cast<uint64_t>(b));
+      for (int64_t i = 0; i < 8 && b * 8 + i < n; ++i) {
+        out[b * 8 + i] = (*table)[block.v[i / 2] >> (i % 2 * 16) & 0xffffu];
       }
     }
   };
@@ -166,6 +209,10 @@ class Filler {
       Add(32, n, Nf4Values(slab + offset, n, absmax));
       return;
     }
+    if (values_ == WeightValues::kNormal) {
+      Add(8, n, Bf16Normal(slab + offset, n, deviation));
+      return;
+    }
     Add(8, n, Bf16Values(slab + offset, n, static_cast<float>(std::sqrt(3.0) * deviation)));
   }
 
@@ -190,6 +237,18 @@ class Filler {
 };
 
 }  // namespace
+
+const char* WeightValuesName(WeightValues values) {
+  switch (values) {
+    case WeightValues::kNormal:
+      return "normal";
+    case WeightValues::kEven:
+      return "even";
+    case WeightValues::kNf4:
+      return "nf4";
+  }
+  return "";
+}
 
 absl::StatusOr<std::unique_ptr<SyntheticBase>> SyntheticBase::Make(const engine::ModelSpec& spec,
                                                                    BaseFormat format, int threads,

@@ -17,12 +17,14 @@
 
 namespace soup::bench {
 
-// Values of a bf16 base's linears. Products of the two take different power on a GPU, and with it
-// time: sixteen levels toggle fewer bits.
+// Values of a bf16 base's linears, each of the same standard deviation. A GPU's products draw
+// different power over them, and with it take different time.
 enum class WeightValues {
-  kEven,  // over a range: every bit of the mantissa at random, as in a trained model
-  kNf4,   // what an NF4 base of random codes dequantises to
+  kNormal,  // as a model is initialised, and about as a trained one is
+  kEven,    // over a range
+  kNf4,     // what an NF4 base of random codes dequantises to: sixteen levels to 64 elements
 };
+const char* WeightValuesName(WeightValues values);  // as rows name them
 
 class SyntheticBase {
  public:
@@ -30,7 +32,7 @@ class SyntheticBase {
   // host has no memory for it; says how much it is).
   static absl::StatusOr<std::unique_ptr<SyntheticBase>> Make(
       const engine::ModelSpec& spec, engine::BaseFormat format, int threads,
-      WeightValues values = WeightValues::kEven, uint64_t seed = 7);
+      WeightValues values = WeightValues::kNormal, uint64_t seed = 7);
   ~SyntheticBase();
   SyntheticBase(const SyntheticBase&) = delete;
   SyntheticBase& operator=(const SyntheticBase&) = delete;

@@ -334,14 +334,15 @@ TEST(SyntheticBaseTest, WeightsHaveTheScaleOfAModelAndAreTheSameEveryTime) {
   EXPECT_NE(std::memcmp(slabs[0].data(), slabs[1].data(), slabs[0].size()), 0);
 }
 
-// A bf16 base of what NF4 codes stand for: as wide as any, at most 16 values to 64 elements.
-TEST(SyntheticBaseTest, Bf16MayHaveNf4sValues) {
+// Normal, even, or of what NF4 codes stand for (at most 16 values to 64 elements): all as wide.
+TEST(SyntheticBaseTest, Bf16HasOneOfThreeKindsOfValues) {
   const auto spec = FindBase("smollm-135m");
   ASSERT_TRUE(spec.ok());
   engine::ModelSpec small = *spec;
   small.layers = 1;
   small.vocab = 512;
-  for (const WeightValues values : {WeightValues::kEven, WeightValues::kNf4}) {
+  for (const WeightValues values :
+       {WeightValues::kNormal, WeightValues::kEven, WeightValues::kNf4}) {
     const auto base = SyntheticBase::Make(small, engine::BaseFormat::kBf16, 2, values);
     ASSERT_TRUE(base.ok());
     const auto layout = engine::MakeLayerLayout(small, engine::BaseFormat::kBf16);
@@ -357,8 +358,17 @@ TEST(SyntheticBaseTest, Bf16MayHaveNf4sValues) {
       most = std::max(most, levels.size());
       all.insert(levels.begin(), levels.end());
     }
-    for (int64_t i = 0; i < n; ++i) sum += std::pow(kernels::Bf16ToF32(weights[i]), 2);
-    EXPECT_NEAR(std::sqrt(sum / static_cast<double>(n)) * std::sqrt(1536.0), 1.0, 0.1);
+    int64_t within = 0;  // one deviation
+    for (int64_t i = 0; i < n; ++i) {
+      const double w = kernels::Bf16ToF32(weights[i]) * std::sqrt(1536.0);
+      sum += w * w;
+      within += std::abs(w) < 1;
+    }
+    const double share = static_cast<double>(within) / static_cast<double>(n);
+    EXPECT_NEAR(std::sqrt(sum / static_cast<double>(n)), 1.0, 0.1);
+    if (values != WeightValues::kNf4) {
+      EXPECT_NEAR(share, values == WeightValues::kNormal ? 0.6827 : 0.5774, 0.003);
+    }
     if (values == WeightValues::kNf4) {
       EXPECT_LE(most, 16u);
     } else {
@@ -368,6 +378,9 @@ TEST(SyntheticBaseTest, Bf16MayHaveNf4sValues) {
   }
   EXPECT_FALSE(CheckRow(*ParseRow("values=nf4 format=nf4 slots=2", RowSpec())).ok());
   EXPECT_TRUE(CheckRow(*ParseRow("values=nf4 format=bf16 slots=2", RowSpec())).ok());
+  EXPECT_EQ(ParseRow("values=even", RowSpec())->values, WeightValues::kEven);
+  EXPECT_NE(ParseRow("values=even slots=2 format=bf16", RowSpec())->ToText().find(" values=even "),
+            std::string::npos);
   EXPECT_FALSE(ParseRow("values=zeros", RowSpec()).ok());
 }
 
