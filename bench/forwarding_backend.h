@@ -100,6 +100,7 @@ class ForwardingBackend : public engine::Backend {
   }
   void LoraUp(const kernels::LoraUpArgs& a) override { next_.LoraUp(a); }
   void LoraUpRope(const kernels::LoraUpRopeArgs& a) override { next_.LoraUpRope(a); }
+  void QkvFinish(const kernels::QkvFinishArgs& a) override { next_.QkvFinish(a); }
   void LoraBack(const kernels::LoraBackArgs& a) override { next_.LoraBack(a); }
   void LoraGrad(const kernels::LoraGradArgs& a) override { next_.LoraGrad(a); }
   void LoraNormedGrad(const kernels::LoraNormedGradArgs& a) override { next_.LoraNormedGrad(a); }

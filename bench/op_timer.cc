@@ -125,6 +125,9 @@ void OpTimer::RmsNormForward(const kernels::RmsNormForwardArgs& a) {
 void OpTimer::RmsNormBackward(const kernels::RmsNormBackwardArgs& a) {
   Timed(OpClass::kElementwise, [&] { next().RmsNormBackward(a); });
 }
+void OpTimer::QkvFinish(const kernels::QkvFinishArgs& a) {
+  Timed(OpClass::kElementwise, [&] { next().QkvFinish(a); });
+}
 void OpTimer::HeadNormForward(const kernels::HeadNormForwardArgs& a) {
   Timed(OpClass::kElementwise, [&] { next().HeadNormForward(a); });
 }

@@ -60,6 +60,7 @@ class OpTimer final : public ForwardingBackend {
   void RmsNormForward(const kernels::RmsNormForwardArgs& a) override;
   void RmsNormBackward(const kernels::RmsNormBackwardArgs& a) override;
   void HeadNormForward(const kernels::HeadNormForwardArgs& a) override;
+  void QkvFinish(const kernels::QkvFinishArgs& a) override;
   void HeadNormBackward(const kernels::HeadNormBackwardArgs& a) override;
   void AddBias(const kernels::AddBiasArgs& a) override;
   void Rope(const kernels::RopeArgs& a) override;

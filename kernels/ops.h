@@ -62,7 +62,6 @@ struct RmsNormForwardArgs {
   float eps;
   float weight_offset = 0;  // 1: the family's weights are around zero
   bool accumulate = false;
-  void* copy = nullptr;  // act [T, H]: x is written here too; null: it is not
 };
 // dx (+)= dL/dx. The weight is frozen: no weight gradient. accumulate: dx += (residual branch),
 // else dx =.
@@ -250,6 +249,24 @@ struct LoraUpArgs {
 struct LoraUpRopeArgs {
   LoraUpArgs up;
   RopeArgs rope;
+};
+// q, k, v from their product, rounded once: y = rope(norm(x + bias + adapters)). Norm and rope are
+// of the Hq query heads and the Hkv key heads, each where it is given; v's heads follow them.
+// Adapted are whole heads.
+struct QkvFinishArgs {
+  const float* x;  // [T, (Hq + 2 Hkv) D], rows x_row_stride apart; where act is fp32: y itself
+  void* y;         // act, rows row_stride apart
+  void* saved;     // act, rows row_stride apart: q and k before their norm, where there is one
+  const uint16_t* bias;  // bf16 [(Hq + 2 Hkv) D], of rows t < biased_rows; null: none
+  LoraLinears linears;   // count 0: no adapters
+  const void* u;         // act [T, count * c], as LoraUpArgs; b too
+  const void* b;
+  const uint16_t* q_norm;  // bf16 [D]; null: heads are not normed
+  const uint16_t* k_norm;
+  HeadRope rope;
+  int64_t T, Hq, Hkv, D, x_row_stride, row_stride, biased_rows, r;
+  float lora_scale, eps;
+  float weight_offset = 0;
 };
 // du[t, m c + i] = scale * sum_j dy[t, column of m + j] * b[row of m + j, i].
 struct LoraBackArgs {

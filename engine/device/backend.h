@@ -35,6 +35,7 @@
 #include "engine/device/event.h"
 #include "kernels/lora_products.h"
 #include "kernels/ops.h"
+#include "kernels/qkv_ops.h"
 
 namespace soup::engine {
 
@@ -182,6 +183,10 @@ class Backend {
     LoraUp(args.up);
     Rope(args.rope);
   }
+  // As the ops it is made of where act is fp32; a backend with other activations has its own.
+  virtual void QkvFinish(const kernels::QkvFinishArgs& args) {
+    kernels::ForEachOp(args, [this](const auto& op) { Launch(op); });
+  }
   virtual void LoraBack(const kernels::LoraBackArgs& args) = 0;
   virtual void LoraGrad(const kernels::LoraGradArgs& args) = 0;
   // As a norm and a product where a backend has nothing better.
@@ -213,6 +218,12 @@ class Backend {
   // dst[i] = src[i] rounded to bf16, to nearest even: the operand copy of fp32 weights where
   // activations are bf16.
   virtual void NarrowToBf16(const float* src, void* dst, int64_t n) = 0;
+
+ private:
+  void Launch(const kernels::AddBiasArgs& args) { AddBias(args); }
+  void Launch(const kernels::LoraUpArgs& args) { LoraUp(args); }
+  void Launch(const kernels::HeadNormForwardArgs& args) { HeadNormForward(args); }
+  void Launch(const kernels::RopeArgs& args) { Rope(args); }
 };
 
 }  // namespace soup::engine

@@ -16,6 +16,7 @@
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/qkv_finish.h"
 #include "kernels/cuda/rope.h"
 #include "kernels/lora_products.h"
 
@@ -256,6 +257,10 @@ void CudaOps::LoraUp(const kernels::LoraUpArgs& a) {
 void CudaOps::LoraUpRope(const kernels::LoraUpRopeArgs& a) {
   if (f32() || !kernels::LoraUpRopeTaken(a)) return Backend::LoraUpRope(a);
   Told(cuda::LoraUpRope(a, compute_.get()), "LoraUpRope");
+}
+void CudaOps::QkvFinish(const kernels::QkvFinishArgs& a) {
+  if (f32()) return Backend::QkvFinish(a);
+  Told(cuda::QkvFinish(a, compute_.get()), "QkvFinish");
 }
 void CudaOps::LoraBack(const kernels::LoraBackArgs& a) {
   if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);

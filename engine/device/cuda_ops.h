@@ -42,6 +42,7 @@ class CudaOps : public Backend {
   void Gemm(const kernels::GemmArgs& args) override;
   void LoraUp(const kernels::LoraUpArgs& args) override;
   void LoraUpRope(const kernels::LoraUpRopeArgs& args) override;
+  void QkvFinish(const kernels::QkvFinishArgs& args) override;
   void LoraBack(const kernels::LoraBackArgs& args) override;
   void LoraGrad(const kernels::LoraGradArgs& args) override;
   void LoraNormedGrad(const kernels::LoraNormedGradArgs& args) override;

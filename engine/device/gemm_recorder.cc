@@ -33,6 +33,10 @@ void GemmRecorder::LoraUpRope(const kernels::LoraUpRopeArgs& args) {
   if (has_lora_kernels() && kernels::LoraUpRopeTaken(args)) return;
   Backend::LoraUpRope(args);
 }
+void GemmRecorder::QkvFinish(const kernels::QkvFinishArgs& args) {
+  // In bf16 one kernel has it whole, on the one backend that has bf16.
+  if (act_ == DType::kF32) Backend::QkvFinish(args);
+}
 void GemmRecorder::LoraBack(const kernels::LoraBackArgs& args) { Products(args); }
 void GemmRecorder::LoraGrad(const kernels::LoraGradArgs& args) { Products(args); }
 void GemmRecorder::LoraNormedGrad(const kernels::LoraNormedGradArgs& args) {

@@ -77,6 +77,7 @@ class GemmRecorder final : public Backend {
   }
   void LoraUp(const kernels::LoraUpArgs& args) override;
   void LoraUpRope(const kernels::LoraUpRopeArgs& args) override;
+  void QkvFinish(const kernels::QkvFinishArgs& args) override;
   void LoraBack(const kernels::LoraBackArgs& args) override;
   void LoraGrad(const kernels::LoraGradArgs& args) override;
   void LoraNormedGrad(const kernels::LoraNormedGradArgs& args) override;

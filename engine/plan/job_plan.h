@@ -36,6 +36,12 @@ int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora);
 // Columns of the widest x A^T that is made at once: r for each adapted linear of a group.
 int64_t LowRankWidth(const LoraShape& lora);
 
+// Whether the adapters of q, k, v are added and turned in one pass over a product in act
+// (LoraUpRope); else the product is fp32 and QkvFinish makes them whole: where an adapter's rank or
+// heads are none of that kernel's, where heads are normed or have biases, where only a part of a
+// head turns, and where nothing of q, k, v is adapted. Decides bits.
+bool AdaptersTurn(const ModelSpec& model, const LoraShape& lora);
+
 // All of a job that decides its numeric plan.
 struct JobShape {
   ModelSpec model;

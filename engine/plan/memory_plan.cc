@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "engine/model/rope_table.h"
 #include "engine/model/slab_contents.h"
 #include "engine/plan/job_plan.h"
 #include "engine/plan/pass_buffers.h"
@@ -132,6 +133,21 @@ int64_t LowRankWidth(const LoraShape& lora) {
     most = std::max(most, ++count[static_cast<int>(ModuleGroup(m))]);
   }
   return most * LowRankColumns(lora.r);
+}
+
+bool AdaptersTurn(const ModelSpec& model, const LoraShape& lora) {
+  if (model.qk_norm || model.qkv_bias || model.head_dim % 64 != 0) return false;
+  if (model.rotary() != model.head_dim) return false;
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    if (RopeLengthLimit(model, layer) > 0) return false;
+  }
+  if (lora.r != 8 && lora.r != 16 && lora.r != 24) return false;  // LoraKernelRank
+  bool any = false;
+  for (const Module m : lora.targets) {
+    if (m == Module::kQkv) return false;  // its columns are not whole heads that turn
+    any |= ModuleGroup(m) == Group::kQkv;
+  }
+  return any;
 }
 
 int64_t AdapterElements(const ModelSpec& model, const LoraShape& lora) {

@@ -125,6 +125,12 @@ inline std::string InBand(absl::string_view name, int32_t band) {
   return absl::StrCat(name, "/", band);
 }
 // An item's, of one band.
+// act [T, H], where attention is not kept, outputs are not normed and the MLP is dense: elsewhere
+// the middle is kept, or lies where the next layer's input will
+inline constexpr char kItemMiddle[] = "forward/middle";
+inline bool HasMiddleOfItsOwn(const ModelSpec& model) {
+  return !model.post_norms && model.has_dense_layers();
+}
 inline constexpr char kItemWork[] =
     "forward/work";  // act [T, max(Q, I)]: attention out, activation
 inline constexpr char kItemBackWork[] = "backward/work";  // act [T, max(Q, I)]: d act, d attention
@@ -132,18 +138,20 @@ inline constexpr char kAgainAttention[] = "again/attention";  // AttentionBlock
 
 // Shared by the items, one at a time, sized by the largest. Of one band but for the weight and the
 // loss.
-inline constexpr char kWeightScratch[] = "weight";               // wt, largest group or head slice
-inline constexpr char kForwardHidden[] = "forward/hidden";       // act [T, H]
-inline constexpr char kForwardQkvOut[] = "forward/qkv";          // act [T, NQ]
-inline constexpr char kForwardLse[] = "forward/lse";             // fp32 [T, Hq]
-inline constexpr char kForwardGateUpOut[] = "forward/gate_up";   // act [T, 2 I]
-inline constexpr char kForwardLowRank[] = "forward/low_rank";    // act [T, r]
-inline constexpr char kForwardDropped[] = "forward/dropped";     // act [T, max input]
-inline constexpr char kLossGathered[] = "loss/gathered";         // act [T, H]
-inline constexpr char kLossLogits[] = "loss/logits";             // fp32 [T, slice]
-inline constexpr char kBackwardHidden[] = "backward/hidden";     // act [T, H]
-inline constexpr char kBackwardDHidden[] = "backward/d_hidden";  // act [T, H]
-inline constexpr char kBackwardGateUpIn[] = "backward/gate_up";  // act [T, 2 I]
+inline constexpr char kWeightScratch[] = "weight";          // wt, largest group or head slice
+inline constexpr char kForwardHidden[] = "forward/hidden";  // act [T, H]
+inline constexpr char kForwardQkvOut[] = "forward/qkv";     // act [T, NQ]
+inline constexpr char kForwardQkvProduct[] = "forward/qkv_product";     // fp32 [T, NQ], QkvFinish's
+inline constexpr char kForwardLse[] = "forward/lse";                    // fp32 [T, Hq]
+inline constexpr char kForwardGateUpOut[] = "forward/gate_up";          // act [T, 2 I]
+inline constexpr char kForwardLowRank[] = "forward/low_rank";           // act [T, r]
+inline constexpr char kForwardDropped[] = "forward/dropped";            // act [T, max input]
+inline constexpr char kLossGathered[] = "loss/gathered";                // act [T, H]
+inline constexpr char kLossLogits[] = "loss/logits";                    // fp32 [T, slice]
+inline constexpr char kBackwardQkvProduct[] = "again/qkv_product";      // the same, recomputed
+inline constexpr char kBackwardHidden[] = "backward/hidden";            // act [T, H]
+inline constexpr char kBackwardDHidden[] = "backward/d_hidden";         // act [T, H]
+inline constexpr char kBackwardGateUpIn[] = "backward/gate_up";         // act [T, 2 I]
 inline constexpr char kBackwardMlpLowRank[] = "backward/mlp_low_rank";  // act [MLP targets, T, r]
 inline constexpr char kBackwardAct[] = "backward/act";                  // act [T, I]
 inline constexpr char kBackwardDQkv[] = "backward/d_qkv";               // act [T, NQ]

@@ -34,6 +34,8 @@ struct Largest {
   int64_t mlp_low_rank = 0;  // elements of x A^T of all MLP targets of a train item
   int64_t head_slice_rows = 0;
   int64_t attention_workspace = 0;  // bytes, of train items
+  int64_t finish_tokens = 0;        // of the items whose q, k, v come from an fp32 product
+  int64_t finish_train_tokens = 0;  // and of the train items among them
 };
 
 bool HasTrainItem(const PassJob& job) {
@@ -119,10 +121,15 @@ class Planner {
   void Look(const PassJob& job) {
     const int64_t widest = job.lora.dropout ? WidestInput(model_, job.lora) : 0;
     const int64_t r = LowRankWidth(job.lora);
+    const bool turns = AdaptersTurn(model_, job.lora);
     largest_.head_slice_rows = std::max(largest_.head_slice_rows, job.numeric.head_slice_rows);
     for (const PassItem& item : job.items) {
       const int64_t t = item.tokens;
       largest_.tokens = std::max(largest_.tokens, t);
+      if (element_.act == kBf16Bytes && !turns) {
+        largest_.finish_tokens = std::max(largest_.finish_tokens, t);
+        if (item.train) largest_.finish_train_tokens = std::max(largest_.finish_train_tokens, t);
+      }
       if (!item.train) {
         largest_.score_tokens = std::max(largest_.score_tokens, t);
         largest_.score_rank = std::max(largest_.score_rank, r);
@@ -187,6 +194,9 @@ class Planner {
       const bool kept = item.train && bands_[b].attention != Home::kRecompute;
       AddForward(OwnInBand(i, kItemWork, b), "forward", WorkElements(model_, t, !kept, wt) * act,
                  b);
+      if (!kept && HasMiddleOfItsOwn(model_)) {
+        AddForward(OwnInBand(i, kItemMiddle, b), "forward", t * h * act, b);
+      }
       RequestExperts(i, t, b, item.train);
     }
     AddLoss(Own(i, kItemHeadHidden), t * h * act);
@@ -295,6 +305,8 @@ class Planner {
     const int32_t qkv = time_.Forward(b, kForwardQkv), gate_up = time_.Forward(b, kForwardGateUp);
     Add(SharedInBand(kForwardQkvOut, b), "forward", attention * model_.qkv_row() * act, qkv, qkv);
     Add(SharedInBand(kForwardLse, b), "forward", attention * model_.heads * kF32Bytes, qkv, qkv);
+    Add(SharedInBand(kForwardQkvProduct, b), "forward",
+        largest_.finish_tokens * model_.qkv_width() * kF32Bytes, qkv, qkv);
     Add(SharedInBand(kForwardGateUpOut, b), "forward",
         GateUpScratchElements(model_, mlp, element_.wt) * act, gate_up, gate_up);
     if (model_.has_sparse_layers()) {
@@ -325,6 +337,10 @@ class Planner {
     add(kBackwardDDropped, largest_.dropped * act);
     if (model_.has_sparse_layers()) {
       add(kBackwardExpertRows, ExpertRows(t, element_.wt) * model_.hidden * act);
+    }
+    if (bands_[b].attention == Home::kRecompute) {
+      add_in(kBackwardQkvProduct, largest_.finish_train_tokens * model_.qkv_width() * kF32Bytes,
+             kRecomputeQkv);
     }
     add_in(kBackwardGateUpIn, (mlp_again ? GateUpScratchElements(model_, t, element_.wt) : 0) * act,
            kBackwardGateUp);

@@ -22,13 +22,6 @@ int64_t LowRankWidthOf(const LoraOnDevice& lora) {
   return most * lora.columns();
 }
 
-// Columns that adapters of a group write.
-int64_t Width(const kernels::LoraLinears& linears) {
-  int64_t width = 0;
-  for (int32_t i = 0; i < linears.count; ++i) width += linears.width[i];
-  return width;
-}
-
 }  // namespace
 
 DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items,
@@ -40,6 +33,10 @@ DecoderLayer::DecoderLayer(const PassEnv& env, std::vector<PassItemState>* items
   for (const PassItemState& item : items_) {
     const int64_t r = LowRankWidthOf(*item.lora);
     largest_.tokens = std::max(largest_.tokens, item.T);
+    if (!item.lora->turns && env.act_bytes == DTypeBytes(DType::kBF16)) {
+      largest_.finish_tokens = std::max(largest_.finish_tokens, item.T);
+      if (item.train) largest_.finish_train_tokens = std::max(largest_.finish_train_tokens, item.T);
+    }
     if (!item.train) {
       largest_.score_tokens = std::max(largest_.score_tokens, item.T);
       largest_.score_rank = std::max(largest_.score_rank, r);
@@ -99,6 +96,9 @@ absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
     const bool kept = item.train && band.attention != Home::kRecompute;
     SOUP_ASSIGN_OR_RETURN(
         item.work, TakeOwn(item, kItemWork, WorkElements(m, item.T, !kept, env_.wt_bytes), act));
+    item.middle = nullptr;
+    if (kept || !HasMiddleOfItsOwn(m)) continue;
+    SOUP_ASSIGN_OR_RETURN(item.middle, TakeOwn(item, kItemMiddle, item.T * m.hidden, act));
   }
   SOUP_ASSIGN_OR_RETURN(scratch_.hidden,
                         TakeShared(owners, kForwardHidden, largest_.tokens * m.hidden, act));
@@ -113,7 +113,7 @@ absl::Status DecoderLayer::BeginForward(const LayerBand& band, int32_t index) {
 }
 
 void DecoderLayer::EndForward() {
-  for (PassItemState& item : items_) item.work = nullptr;
+  for (PassItemState& item : items_) item.work = item.middle = nullptr;
   scratch_ = Scratch();
 }
 
@@ -127,11 +127,11 @@ absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab
   const ModelSpec& m = env_.spec;
   const int64_t unkept = UnkeptTokens(band_.attention);
   // Where an item that does not keep attention has its results for the length of the visit.
-  const auto activations = [this](const PassItemState& item) {
+  const auto activations = [this, layer](const PassItemState& item) {
     LayerActivations a = item.kept;
     if (a.has_attention()) return a;
     a.attention = item.work;
-    a.middle = item.output;
+    a.middle = UnkeptMiddle(item, layer);
     a.attention_out = scratch_.hidden;
     return a;
   };
@@ -173,9 +173,9 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
                                       const SlabDone& slab_done) {
   const ModelSpec& m = env_.spec;
   if (m.kind(layer).sparse) return ForwardSparse(layer, slab, slab_done);
-  const auto activations = [](const PassItemState& item) {
+  const auto activations = [this, layer](const PassItemState& item) {
     LayerActivations a = item.kept;
-    if (!a.has_attention()) a.middle = item.output;
+    if (!a.has_attention()) a.middle = UnkeptMiddle(item, layer);
     return a;
   };
   {
@@ -189,9 +189,7 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
       if (!a.has_mlp()) a.gate_up = gate_up;
-      // What the down projection adds to, where the middle itself stays.
-      std::byte* copy = !m.post_norms && a.middle != item.output ? item.output : nullptr;
-      GateUp(item, layer, slab, w, a, copy);
+      GateUp(item, layer, slab, w, a);
       env_.backend->SwigluForward(
           {a.gate_up, item.work, item.T, m.intermediate, GateOf(env_.spec)});
     }
@@ -204,13 +202,11 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
   return last_read ? absl::OkStatus() : slab_done();
 }
 
-void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std::byte* weight,
-                        std::byte* copy) {
+void DecoderLayer::Norm(const PassItemState& item, const std::byte* x, const std::byte* weight) {
   kernels::RmsNormForwardArgs args;
   args.x = x;
   args.weight = reinterpret_cast<const uint16_t*>(weight);
   args.y = scratch_.hidden;
-  args.copy = copy;
   args.rstd = nullptr;
   args.T = item.T;
   args.H = env_.spec.hidden;
@@ -243,32 +239,7 @@ void DecoderLayer::Bias(const PassItemState& item, int64_t layer, const std::byt
                          MakeGroupShape(env_.spec, group).rows, ldy});
 }
 
-void DecoderLayer::HeadNorms(const PassItemState& item, int64_t layer, const std::byte* slab,
-                             const LayerActivations& a) {
-  const ModelSpec& m = env_.spec;
-  if (!m.qk_norm) return;
-  const LayerLayout& layout = env_.layout(layer);
-  kernels::HeadNormForwardArgs args;
-  args.T = item.T;
-  args.D = m.head_dim;
-  args.row_stride = m.qkv_row();
-  args.eps = static_cast<float>(m.rms_eps);
-  args.weight_offset = static_cast<float>(m.norm_offset);
-  args.rope = HeadRopeOf(item, layer);
-  args.x = a.qkv;
-  args.saved = At(a.qkv, m.qkv_width(), env_.act_bytes);
-  args.weight = reinterpret_cast<const uint16_t*>(slab + layout.q_norm_offset);
-  args.heads = m.heads;
-  env_.backend->HeadNormForward(args);
-  args.x = At(a.qkv, m.q_width(), env_.act_bytes);
-  args.saved = At(a.qkv, m.qkv_width() + m.q_width(), env_.act_bytes);
-  args.weight = reinterpret_cast<const uint16_t*>(slab + layout.k_norm_offset);
-  args.heads = m.kv_heads;
-  env_.backend->HeadNormForward(args);
-}
-
-// The biases as the rows that a product is added to, in y itself: the sum is rounded once. Null
-// where the group has none.
+// The biases as the rows that a product is added to, in y itself. Null where the group has none.
 const std::byte* DecoderLayer::BiasRows(const PassItemState& item, int64_t layer,
                                         const std::byte* slab, Group group, std::byte* y,
                                         int64_t ldy) {
@@ -278,16 +249,21 @@ const std::byte* DecoderLayer::BiasRows(const PassItemState& item, int64_t layer
   return y;
 }
 
-// Of families that norm heads; nothing where a table depends on a sequence's length.
-kernels::HeadRope DecoderLayer::HeadRopeOf(const PassItemState& item, int64_t layer) const {
+// Nothing where the table depends on a sequence's length.
+kernels::HeadRope DecoderLayer::TableOf(const PassItemState& item, int64_t layer) const {
   kernels::HeadRope rope;
-  if (!env_.spec.qk_norm || RopeLengthLimit(env_.spec, layer) > 0) return rope;
+  if (RopeLengthLimit(env_.spec, layer) > 0) return rope;
   const RopeUse use = RopeFor(env_.spec, layer, 0);
   rope.positions = item.positions;
   rope.inv_freq = env_.inverse_frequencies + use.offset;
   rope.rotary = env_.spec.rotary();
   rope.scale = use.scale;
   return rope;
+}
+
+// Of families that norm heads: the norms' backward turns them back.
+kernels::HeadRope DecoderLayer::HeadRopeOf(const PassItemState& item, int64_t layer) const {
+  return env_.spec.qk_norm ? TableOf(item, layer) : kernels::HeadRope();
 }
 
 // Of rows [begin, end), in sequences of `length` tokens.
@@ -306,13 +282,6 @@ kernels::RopeArgs DecoderLayer::RopeRows(const PassItemState& item, int64_t laye
           inverse,
           m.rotary(),
           use.scale};
-}
-
-// Whether the adapters of q, k, v are added in rope's pass: not where a norm stands between, nor
-// where the table depends on a sequence's length.
-bool DecoderLayer::AdaptersTurn(const PassItemState& item, int64_t layer) const {
-  return item.lora->adapts(Group::kQkv) && !env_.spec.qk_norm &&
-         RopeLengthLimit(env_.spec, layer) == 0;
 }
 
 // Where the norms of heads have not turned them already. Query and key heads lie side by side. One
@@ -339,39 +308,65 @@ void DecoderLayer::Rope(const PassItemState& item, int64_t layer, std::byte* x, 
   }
 }
 
-// q, k, v on top of `rows` (the biases, or null) and of the adapters: in bf16 a query or key is
-// rounded once at its own size, and gradients through softmax show it.
-void DecoderLayer::QkvProducts(const PassItemState& item, int64_t layer, const GroupWeight& w,
-                               const LayerActivations& a, const std::byte* rows) {
-  const int64_t row = env_.spec.qkv_row();
-  const bool added = item.lora->adapts(Group::kQkv);
-  // Adapters of q, k and v write every column that the product adds to.
-  const bool covered = Width(item.lora->site(layer, Group::kQkv).linears) == env_.spec.qkv_width();
-  if (added && rows == nullptr && !covered) {
-    env_.backend->FillZero(a.qkv, item.T * row * env_.act_bytes);
+// q, k, v from their product alone: with biases, adapters, norms of heads and rope.
+void DecoderLayer::FinishQkv(const PassItemState& item, int64_t layer, const std::byte* slab,
+                             const LayerActivations& a, const float* product,
+                             int64_t product_stride) {
+  const ModelSpec& m = env_.spec;
+  const LayerLayout& layout = env_.layout(layer);
+  const auto vector = [slab](int64_t offset) {
+    return reinterpret_cast<const uint16_t*>(slab + offset);
+  };
+  kernels::QkvFinishArgs args{};
+  args.x = product;
+  args.x_row_stride = product_stride;
+  args.y = a.qkv;
+  args.row_stride = m.qkv_row();
+  args.T = item.T;
+  args.Hq = m.heads;
+  args.Hkv = m.kv_heads;
+  args.D = m.head_dim;
+  args.eps = static_cast<float>(m.rms_eps);
+  args.weight_offset = static_cast<float>(m.norm_offset);
+  args.rope = TableOf(item, layer);
+  const int64_t bias = layout.bias_offset[static_cast<int>(Group::kQkv)];
+  if (bias >= 0) args.bias = vector(bias);
+  args.biased_rows = item.batch.tokens;  // the bucket's tail stays zero
+  const LoraSite& site = item.lora->site(layer, Group::kQkv);
+  args.linears = site.linears;
+  args.u = LowRank(item, Group::kQkv, a);
+  args.b = site.b;
+  args.r = item.lora->r;
+  args.lora_scale = item.lora->scale;
+  if (m.qk_norm) {
+    args.q_norm = vector(layout.q_norm_offset);
+    args.k_norm = vector(layout.k_norm_offset);
+    args.saved = At(a.qkv, m.qkv_width(), env_.act_bytes);
   }
-  LoraForward(env_, item, layer, Group::kQkv, scratch_.hidden, LowRank(item, Group::kQkv, a), a.qkv,
-              row, /*accumulate=*/rows != nullptr || !covered, scratch_.lora);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, added ? a.qkv : rows);
+  env_.backend->QkvFinish(args);
+  if (args.rope.positions == nullptr) Rope(item, layer, a.qkv, m.qkv_row(), false);
 }
 
-// norm, q k v with bias and LoRA, norms of q and k, rope, attention.
+// norm, q k v with bias and LoRA, norms of q and k, rope, attention. In bf16 a query or key is
+// rounded as seldom as can be: gradients through softmax show it.
 void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte* slab,
                        const GroupWeight& w, const LayerActivations& a) {
   const ModelSpec& m = env_.spec;
   const int64_t act = env_.act_bytes, row = m.qkv_row();
   Norm(item, item.input, slab + env_.layout(layer).input_norm_offset);
-  const std::byte* rows = BiasRows(item, layer, slab, Group::kQkv, a.qkv, row);
-  if (AdaptersTurn(item, layer)) {
-    std::byte* u = LowRank(item, Group::kQkv, a);
-    LoraLowRank(env_, item, layer, Group::kQkv, scratch_.hidden, u, scratch_.lora);
-    LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, rows);
+  std::byte* u = LowRank(item, Group::kQkv, a);
+  LoraLowRank(env_, item, layer, Group::kQkv, scratch_.hidden, u, scratch_.lora);
+  if (item.lora->turns) {
+    LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, nullptr);
     LoraUpTurned(env_, item, layer, Group::kQkv, u,
                  RopeRows(item, layer, 0, item.T, 0, a.qkv, row, /*inverse=*/false));
   } else {
-    QkvProducts(item, layer, w, a, rows);
-    HeadNorms(item, layer, slab, a);
-    Rope(item, layer, a.qkv, row, false);
+    const bool apart = act == DTypeBytes(DType::kBF16);
+    float* product = apart ? scratch_.qkv_product : reinterpret_cast<float*>(a.qkv);
+    const int64_t stride = apart ? m.qkv_width() : row;
+    LinearForward(env_, scratch_.hidden, item.T, w, product, stride, nullptr,
+                  kernels::Operand::kF32);
+    FinishQkv(item, layer, slab, a, product, stride);
   }
   kernels::AttentionForwardArgs args;
   args.q = a.qkv;
@@ -410,11 +405,11 @@ void DecoderLayer::Output(const PassItemState& item, int64_t layer, const std::b
   OutputNorm(item, out, slab + env_.layout(layer).attention_out_norm_offset, a.middle);
 }
 
-// norm, gate and up with bias and LoRA. middle_copy, unless null: gets the middle too.
+// norm, gate and up with bias and LoRA.
 void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
-                          const GroupWeight& w, const LayerActivations& a, std::byte* middle_copy) {
+                          const GroupWeight& w, const LayerActivations& a) {
   const int64_t width = 2 * env_.spec.intermediate;
-  Norm(item, a.middle, slab + env_.layout(layer).post_attention_norm_offset, middle_copy);
+  Norm(item, a.middle, slab + env_.layout(layer).post_attention_norm_offset);
   LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width,
                 BiasRows(item, layer, slab, Group::kGateUp, a.gate_up, width));
   LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
@@ -427,10 +422,8 @@ void DecoderLayer::Down(const PassItemState& item, int64_t layer, const std::byt
   const int64_t h = env_.spec.hidden;
   const bool normed = env_.spec.post_norms;
   std::byte* out = normed ? At(item.output, item.T * h, env_.act_bytes) : item.output;
-  // The sum is made in place whether the middle is kept (the norm before gate and up has copied it
-  // then) or not: cuBLASLt rounds otherwise where the residual lies apart, and the placement must
-  // not decide bits.
-  LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : out);
+  // The middle always lies apart: in place the product would be rounded before it is added.
+  LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : a.middle);
   Bias(item, layer, slab, Group::kDown, out, h);
   LoraForward(env_, item, layer, Group::kDown, item.work, LowRank(item, Group::kDown, a), out, h,
               /*accumulate=*/true, scratch_.lora);

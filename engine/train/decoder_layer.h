@@ -55,6 +55,7 @@ class DecoderLayer {
   struct Scratch {
     std::vector<ArenaBuffer> owners;
     std::byte* hidden = nullptr;             // act [T, H]
+    float* qkv_product = nullptr;            // [T, NQ], where QkvFinish reads it and act is bf16
     std::byte* d_hidden = nullptr;           // act [T, H]; backward
     std::byte* low_rank = nullptr;           // act [T, n r]; forward where a class is not kept
     float* partials = nullptr;               // attention backward where act is bf16 and heads share
@@ -72,6 +73,8 @@ class DecoderLayer {
     int64_t down_tokens = 0;          // of train items that adapt down_proj
     int64_t mlp_low_rank = 0;         // elements of x A^T of a train item's MLP targets
     int64_t attention_workspace = 0;  // bytes, of train items
+    int64_t finish_tokens = 0;        // where act is bf16: of items whose q, k, v QkvFinish makes
+    int64_t finish_train_tokens = 0;  // and of the train items among them
   };
 
   // Takes a buffer of `elements` and hands it to `owners`; null when there are none.
@@ -87,10 +90,14 @@ class DecoderLayer {
     return home == Home::kRecompute ? largest_.tokens : largest_.score_tokens;
   }
   std::byte* LowRank(const PassItemState& item, Group g, const LayerActivations& a) const;
+  // Where the middle of an item lies that does not keep attention: where the next layer's input
+  // will, if what is added to it is added in place.
+  std::byte* UnkeptMiddle(const PassItemState& item, int64_t layer) const {
+    return item.middle == nullptr || env_.spec.kind(layer).sparse ? item.output : item.middle;
+  }
 
-  // Into scratch_.hidden; copy, unless null: gets x.
-  void Norm(const PassItemState& item, const std::byte* x, const std::byte* weight,
-            std::byte* copy = nullptr);
+  // Into scratch_.hidden.
+  void Norm(const PassItemState& item, const std::byte* x, const std::byte* weight);
   void NormBackward(const PassItemState& item, const std::byte* x, const std::byte* weight,
                     float* rstd);
   void InputGradient(const PassItemState& item, int64_t layer, Group group, const std::byte* dy,
@@ -109,32 +116,30 @@ class DecoderLayer {
             std::byte* y, int64_t ldy);
   const std::byte* BiasRows(const PassItemState& item, int64_t layer, const std::byte* slab,
                             Group group, std::byte* y, int64_t ldy);
-  // The norms of q and k (forward: in the q k v rows), and rope on both.
-  void HeadNorms(const PassItemState& item, int64_t layer, const std::byte* slab,
-                 const LayerActivations& a);
+  // Of the norms of q and k, and of rope on both.
   void HeadNormsBackward(const PassItemState& item, int64_t layer, const std::byte* slab,
                          const LayerActivations& a, std::byte* d_qkv);
+  kernels::HeadRope TableOf(const PassItemState& item, int64_t layer) const;
   kernels::HeadRope HeadRopeOf(const PassItemState& item, int64_t layer) const;
   kernels::RopeArgs RopeRows(const PassItemState& item, int64_t layer, int64_t begin, int64_t end,
                              int64_t length, std::byte* x, int64_t row_stride, bool inverse) const;
-  bool AdaptersTurn(const PassItemState& item, int64_t layer) const;
   void Rope(const PassItemState& item, int64_t layer, std::byte* x, int64_t row_stride,
             bool inverse);
-  void QkvProducts(const PassItemState& item, int64_t layer, const GroupWeight& w,
-                   const LayerActivations& a, const std::byte* rows);
+  void FinishQkv(const PassItemState& item, int64_t layer, const std::byte* slab,
+                 const LayerActivations& a, const float* product, int64_t product_stride);
   // The four parts of a forward; `a` says where results go.
   void Qkv(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
            const LayerActivations& a);
   void Output(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
               const LayerActivations& a);
   void GateUp(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
-              const LayerActivations& a, std::byte* middle_copy);
+              const LayerActivations& a);
   void Down(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
             const LayerActivations& a);
 
   absl::Status ForwardAttention(int64_t layer, const std::byte* slab);
   absl::Status ForwardMlp(int64_t layer, const std::byte* slab, const SlabDone& slab_done);
-  void RecomputeAttention(int64_t layer, const std::byte* slab);
+  absl::Status RecomputeAttention(int64_t layer, const std::byte* slab);
   absl::Status BackwardMlp(int64_t layer, const std::byte* slab);
   void BackwardGateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
                       const GroupWeight& w, const LayerActivations& mlp_again, std::byte* act);

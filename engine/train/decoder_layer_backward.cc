@@ -46,18 +46,23 @@ void DecoderLayer::EndBackward() {
 
 absl::Status DecoderLayer::Backward(int64_t layer, const std::byte* slab,
                                     const SlabDone& slab_done) {
-  RecomputeAttention(layer, slab);
+  SOUP_RETURN_IF_ERROR(RecomputeAttention(layer, slab));
   SOUP_RETURN_IF_ERROR(BackwardMlp(layer, slab));
   SOUP_RETURN_IF_ERROR(BackwardAttention(layer, slab));
   return slab_done();
 }
 
 // q k v, attention and the middle of the items that have not kept them.
-void DecoderLayer::RecomputeAttention(int64_t layer, const std::byte* slab) {
+absl::Status DecoderLayer::RecomputeAttention(int64_t layer, const std::byte* slab) {
   const auto again = [](const PassItemState& item) {
     return item.train && !item.kept.has_attention();
   };
-  if (std::none_of(items_.begin(), items_.end(), again)) return;
+  if (std::none_of(items_.begin(), items_.end(), again)) return absl::OkStatus();
+  std::vector<ArenaBuffer> owners;
+  SOUP_ASSIGN_OR_RETURN(std::byte * product,
+                        TakeShared(owners, kBackwardQkvProduct,
+                                   largest_.finish_train_tokens * env_.spec.qkv_width(), 4));
+  scratch_.qkv_product = reinterpret_cast<float*>(product);
   GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kQkv, weight_scratch_);
   for (const PassItemState& item : items_) {
     if (again(item)) Qkv(item, layer, slab, w, item.again);
@@ -66,6 +71,7 @@ void DecoderLayer::RecomputeAttention(int64_t layer, const std::byte* slab) {
   for (const PassItemState& item : items_) {
     if (again(item)) Output(item, layer, slab, w, item.again);
   }
+  return absl::OkStatus();
 }
 
 absl::Status DecoderLayer::BackwardSparse(int64_t layer, const std::byte* slab) {
@@ -128,7 +134,7 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
   if (!kept) {
     a.gate_up = mlp_again.gate_up;
     a.mlp_low_rank = mlp_again.mlp_low_rank;
-    GateUp(item, layer, slab, w, a, /*middle_copy=*/nullptr);
+    GateUp(item, layer, slab, w, a);
   }
   if (item.lora->adapts(Group::kDown)) {
     std::byte* u = LowRank(item, Group::kDown, a);

@@ -79,7 +79,7 @@ GroupWeight MakeExpertWeight(const PassEnv& env, int64_t layer, const std::byte*
 }
 
 void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeight& w, void* y,
-                   int64_t ldy, const void* residual) {
+                   int64_t ldy, const void* residual, Operand y_type) {
   GemmArgs g;
   g.transpose_a = false;
   g.transpose_b = true;
@@ -97,7 +97,7 @@ void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeig
   g.ldc = ldy;
   g.a_type = Operand::kAct;
   g.b_type = Operand::kWt;
-  g.c_type = Operand::kAct;
+  g.c_type = y_type;
   env.backend->Gemm(g);
   env.progress->fetch_add(1, std::memory_order_relaxed);
 }

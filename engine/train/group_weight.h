@@ -30,9 +30,11 @@ GroupWeight MakeBf16Weight(const PassEnv& env, const std::byte* bf16, int64_t ro
                            void* scratch);
 
 // y [T, rows] = x [T, cols] W^T (+ residual, null: none); rows of y and of the residual are `ldy`
-// apart. The two may be one, which decides bits on CUDA: a caller always has one, or always two.
+// apart. The two may be one; on CUDA the product is then rounded before it is added: a caller
+// always has one, or always two. y_type: kAct, or kF32 without a residual.
 void LinearForward(const PassEnv& env, const void* x, int64_t T, const GroupWeight& w, void* y,
-                   int64_t ldy, const void* residual);
+                   int64_t ldy, const void* residual,
+                   kernels::Operand y_type = kernels::Operand::kAct);
 // dx [T, cols] = dy [T, rows] W; rows of dy are w.rows apart.
 void LinearBackward(const PassEnv& env, const void* dy, int64_t T, const GroupWeight& w, void* dx,
                     bool accumulate = false);

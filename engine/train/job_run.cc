@@ -271,6 +271,7 @@ LoraOnDevice JobRun::OnDevice(const DeviceState& device) const {
   lora.scale = static_cast<float>(setup_.lora.alpha / (setup_.lora.rslora ? std::sqrt(r) : r));
   lora.dropout = static_cast<float>(setup_.lora.dropout);
   lora.seed = setup_.shape.batch.seed;
+  lora.turns = AdaptersTurn(setup_.shape.model, shape);
   lora.targets = static_cast<int64_t>(layout_->targets().size());
   const std::vector<Module>& targets = layout_->targets();
   const int64_t layers = setup_.shape.model.layers;

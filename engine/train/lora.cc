@@ -112,9 +112,11 @@ void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, G
 void LoraUpTurned(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
                   const std::byte* u, const kernels::RopeArgs& rope) {
   const LoraSite& site = item.lora->site(layer, group);
-  env.backend->LoraUpRope({{site.linears, u, site.b, rope.x, item.T, item.lora->r, rope.row_stride,
-                            item.lora->scale, /*accumulate=*/true},
-                           rope});
+  const kernels::LoraUpRopeArgs args = {{site.linears, u, site.b, rope.x, item.T, item.lora->r,
+                                         rope.row_stride, item.lora->scale, /*accumulate=*/true},
+                                        rope};
+  SOUP_CHECK(kernels::LoraUpRopeTaken(args));  // what AdaptersTurn promises
+  env.backend->LoraUpRope(args);
 }
 
 void LoraBackwardUp(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,

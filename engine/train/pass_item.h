@@ -74,6 +74,7 @@ struct LoraOnDevice {
   uint64_t seed = 0;
   int64_t targets = 0;
   int64_t attention_targets = 0;  // the first of them; the others are the MLP's
+  bool turns = false;             // AdaptersTurn of engine/plan/job_plan.h
   std::vector<LoraSite> sites;    // [layers * kGroups]
 
   // Of x A^T, a linear.
@@ -137,6 +138,7 @@ struct PassItemState {
 
   const std::byte* last = nullptr;  // loss: act [T, H]: the last layer's output
   std::byte* work = nullptr;        // forward: act [T, max(Q, I)]
+  std::byte* middle = nullptr;      // forward: act [T, H]; null where there is none (kItemMiddle)
   std::byte* grad = nullptr;        // loss, backward: act [T, H]
   std::byte* mlp_out = nullptr;    // backward: act [T, H]: the MLP's output before its norm, if any
   std::byte* back_work = nullptr;  // backward: act [T, max(Q, I)]

@@ -1,4 +1,5 @@
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/head_lanes.cuh"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/overlap.cuh"
 
@@ -20,7 +21,7 @@ unsigned BlockFor(int64_t H) {
 // x, y [T, H]; grid T, block BlockFor(H); rows from the last to the first.
 template <typename V>
 __global__ void __launch_bounds__(kBlock)
-    ForwardKernel(const V* __restrict__ x, const uint4* __restrict__ weight, V* y, V* copy,
+    ForwardKernel(const V* __restrict__ x, const uint4* __restrict__ weight, V* y,
                   float* __restrict__ rstd, int vectors, float inv_h, float eps, float offset,
                   bool accumulate) {
   BeginBehind();
@@ -48,7 +49,6 @@ __global__ void __launch_bounds__(kBlock)
   const float r = rsqrtf(BlockSum(sum, shared) * inv_h + eps);
   if (threadIdx.x == 0 && rstd != nullptr) rstd[t] = r;
   const auto write = [&](const V& from, int c) {
-    if (copy != nullptr) copy[row + c] = from;
     float f[8], w[8];
     Unpack8(from, f);
     Unpack8(__ldg(weight + c), w);
@@ -131,35 +131,7 @@ __global__ void __launch_bounds__(kBlock)
     write(x[row + c], dy[row + c], accumulate ? dx[row + c] : V{}, c);
 }
 
-// Heads of up to 256: one warp a head, a lane holds 8 values or none; 8 heads a block.
-constexpr int kHeadsPerBlock = 8;
-
-__device__ __forceinline__ float WarpSum(float x) {
-#pragma unroll
-  for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
-  return x;
-}
-
-// Turns the head that a warp holds, 8 values a lane: a value's partner lies half of the turned
-// dimensions away, in another lane.
-__device__ __forceinline__ void Turn(const HeadRope& rope, int64_t t, int lane, float sign,
-                                     float (&f)[8]) {
-  if (rope.positions == nullptr) return;
-  const int lanes = static_cast<int>(rope.rotary) / 2 / kVector;  // of one half
-  const int angle = lane < lanes ? lane : lane - lanes;
-  const int partner = lane < lanes ? lane + lanes : angle;
-  const bool turns = lane < 2 * lanes;
-  const float position = static_cast<float>(rope.positions[t]);
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const float other = __shfl_sync(~0u, f[k], turns ? partner : lane);
-    float s, c;
-    sincosf(position * (turns ? __ldg(rope.inv_freq + angle * kVector + k) : 0.f), &s, &c);
-    s *= sign;
-    const float turned = lane < lanes ? f[k] * c - other * s : f[k] * c + other * s;
-    if (turns) f[k] = turned * rope.scale;
-  }
-}
+constexpr int kHeadsPerBlock = 8;  // a warp each
 
 // Which head of which row a warp has; false: none.
 __device__ __forceinline__ bool HeadOf(int64_t T, int heads, int64_t* t, int* h) {
@@ -237,10 +209,6 @@ bool BadHeads(int64_t D, int64_t stride, const void* x, const void* y, const voi
   return D % kVector != 0 || D > 32 * kVector || stride % kVector != 0 || !Aligned16(x) ||
          !Aligned16(y) || !Aligned16(weight);
 }
-bool BadRope(const HeadRope& rope, int64_t D) {
-  return rope.positions != nullptr &&
-         (rope.rotary % (2 * kVector) != 0 || rope.rotary < 1 || rope.rotary > D);
-}
 unsigned HeadBlocks(int64_t heads) {
   return static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock);
 }
@@ -267,17 +235,16 @@ cudaError_t HeadNormBackward(const HeadNormBackwardArgs& a, cudaStream_t stream,
 }
 
 cudaError_t RmsNormForward(const RmsNormForwardArgs& a, cudaStream_t stream, ActType act) {
-  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.copy) ||
-      !Aligned16(a.weight))
+  if (a.H % kVector != 0 || !Aligned16(a.x) || !Aligned16(a.y) || !Aligned16(a.weight))
     return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
   return WithActType(act, [&](auto t) {
     using V = Vector<decltype(t)>;
     return LaunchBehind(ForwardKernel<V>, dim3(static_cast<unsigned>(a.T)), BlockFor(a.H), 0,
                         stream, static_cast<const V*>(a.x),
-                        reinterpret_cast<const uint4*>(a.weight), static_cast<V*>(a.y),
-                        static_cast<V*>(a.copy), a.rstd, static_cast<int>(a.H / kVector),
-                        1.f / static_cast<float>(a.H), a.eps, a.weight_offset, a.accumulate);
+                        reinterpret_cast<const uint4*>(a.weight), static_cast<V*>(a.y), a.rstd,
+                        static_cast<int>(a.H / kVector), 1.f / static_cast<float>(a.H), a.eps,
+                        a.weight_offset, a.accumulate);
   });
 }
 

@@ -42,6 +42,7 @@ void AppendAttentionCases(std::vector<OpCase>* cases);
 void AppendElementwiseCases(std::vector<OpCase>* cases);
 void AppendGemmCases(std::vector<OpCase>* cases);
 void AppendLoraCases(std::vector<OpCase>* cases);
+void AppendQkvCases(std::vector<OpCase>* cases);
 void AppendLossCases(std::vector<OpCase>* cases);
 void AppendOptimizerCases(std::vector<OpCase>* cases);
 void AppendNf4Cases(std::vector<OpCase>* cases);

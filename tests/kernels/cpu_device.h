@@ -18,6 +18,7 @@
 #include "kernels/cpu/optimizer.h"
 #include "kernels/cpu/rope.h"
 #include "kernels/lora_products.h"
+#include "kernels/qkv_ops.h"
 #include "tests/kernels/device.h"
 
 namespace soup::kernels {
@@ -66,6 +67,9 @@ class CpuDevice : public TestDevice {
   void Run(const LoraUpRopeArgs& args) override {
     Products(args.up);
     cpu::Rope(args.rope, context_);
+  }
+  void Run(const QkvFinishArgs& args) override {
+    ForEachOp(args, [this](const auto& op) { Run(op); });
   }
   void Run(const LoraBackArgs& args) override { Products(args); }
   void Run(const LoraGradArgs& args) override { Products(args); }

@@ -23,8 +23,10 @@
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/qkv_finish.h"
 #include "kernels/cuda/rope.h"
 #include "kernels/lora_products.h"
+#include "kernels/qkv_ops.h"
 #include "tests/kernels/device.h"
 
 namespace soup::kernels {
@@ -143,6 +145,10 @@ class CudaDevice : public TestDevice {
     }
     Run(a.up);
     Run(a.rope);
+  }
+  void Run(const QkvFinishArgs& a) override {
+    if (f32()) return ForEachOp(a, [this](const auto& op) { Run(op); });
+    Check(cuda::QkvFinish(a, nullptr), "QkvFinish");
   }
   void Run(const LoraBackArgs& a) override {
     if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);

@@ -55,6 +55,7 @@ class TestDevice {
   virtual void Run(const GemmArgs& args) = 0;
   virtual void Run(const LoraUpArgs& args) = 0;
   virtual void Run(const LoraUpRopeArgs& args) = 0;
+  virtual void Run(const QkvFinishArgs& args) = 0;  // act fp32: args.x is args.y
   virtual void Run(const LoraBackArgs& args) = 0;
   virtual void Run(const LoraGradArgs& args) = 0;
   virtual void Run(const LoraNormedGradArgs& args) = 0;

@@ -58,6 +58,12 @@ std::vector<WrongKernel> NormAndRope() {
   return {
       {"eps_outside_root", "rms_norm_forward",
        WithArgs<RmsNormForwardArgs>([](auto& a) { a.eps = 0.0033f; })},
+      {"bias_on_the_tail", "qkv_finish",
+       WithArgs<QkvFinishArgs>([](auto& a) { a.biased_rows = a.T; })},
+      {"k_by_the_norm_of_q", "qkv_finish",
+       WithArgs<QkvFinishArgs>([](auto& a) { a.k_norm = a.q_norm; })},
+      {"adapters_left_out", "qkv_finish",
+       WithArgs<QkvFinishArgs>([](auto& a) { a.linears.count = 0; })},
       {"last_row_left_out", "rms_norm_forward",
        WithArgs<RmsNormForwardArgs>([](auto& a) { a.T -= 1; })},
       {"accumulate_ignored", "rms_norm_backward",

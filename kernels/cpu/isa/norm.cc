@@ -42,8 +42,6 @@ void RmsNormForwardLoop(const RmsNormForwardArgs& args, int64_t begin, int64_t e
     float* __restrict y = static_cast<float*>(args.y) + t * H;
     const float rstd = Rstd(x, H, args.eps);
     if (args.rstd != nullptr) args.rstd[t] = rstd;
-    float* copy = args.copy != nullptr ? static_cast<float*>(args.copy) + t * H : nullptr;
-    for (int64_t i = 0; copy != nullptr && i < H; ++i) copy[i] = x[i];
     if (args.accumulate) {
       for (int64_t i = 0; i < H; ++i) y[i] += (x[i] * rstd) * (WidenBf16(args.weight[i]) + offset);
     } else {

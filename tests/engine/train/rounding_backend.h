@@ -63,8 +63,30 @@ class RoundingBackend : public bench::ForwardingBackend {
     Round(a.d_gate_up, a.T, 2 * a.I, 2 * a.I);
   }
   void Gemm(const kernels::GemmArgs& a) override {
-    next().Gemm(a);
-    if (a.c_type == kernels::Operand::kAct) Round(a.C, a.M, a.N, a.ldc);
+    const bool act = a.c_type == kernels::Operand::kAct;
+    const bool in_place = a.beta != 0 && (a.addend == nullptr || a.addend == a.C);
+    if (act && in_place) {
+      // As cuBLASLt on sm_90: the product is rounded before C is added.
+      std::vector<float> before(static_cast<size_t>(a.M * a.N));
+      float* c = static_cast<float*>(a.C);
+      for (int64_t i = 0; i < a.M; ++i) std::copy_n(c + i * a.ldc, a.N, &before[i * a.N]);
+      kernels::GemmArgs alone = a;
+      alone.beta = 0;
+      alone.addend = nullptr;
+      next().Gemm(alone);
+      Round(a.C, a.M, a.N, a.ldc);
+      for (int64_t i = 0; i < a.M; ++i) {
+        for (int64_t j = 0; j < a.N; ++j) c[i * a.ldc + j] += before[i * a.N + j];
+      }
+    } else {
+      next().Gemm(a);
+    }
+    if (act) Round(a.C, a.M, a.N, a.ldc);
+  }
+  void QkvFinish(const kernels::QkvFinishArgs& a) override {
+    next().QkvFinish(a);
+    Round(a.y, a.T, (a.Hq + 2 * a.Hkv) * a.D, a.row_stride);
+    if (a.q_norm != nullptr) Round(a.saved, a.T, (a.Hq + a.Hkv) * a.D, a.row_stride);
   }
   void LoraUp(const kernels::LoraUpArgs& a) override {
     next().LoraUp(a);
