@@ -36,10 +36,30 @@ inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) 
   return true;
 }
 
+// LoraUp's contract with an addend.
+inline bool LoraAddendFits(const LoraUpArgs& a) {
+  return a.addend == nullptr || (a.linears.count == 1 && a.linears.column[0] == 0);
+}
+// Where LoraUp runs as products: whether its addend goes to y first, by AddendOf. Without
+// accumulate the product adds it.
+inline bool LoraAddendFirst(const LoraUpArgs& a) {
+  return a.addend != nullptr && a.accumulate && a.T > 0;
+}
+inline AxpyArgs AddendOf(const LoraUpArgs& a) {
+  AxpyArgs x{};
+  x.x = a.addend;
+  x.y = a.y;
+  x.n = (a.T - 1) * a.ldy + a.linears.width[0];
+  x.scale = 1;
+  x.accumulate = true;
+  return x;
+}
+
 // Whole heads of 64, 128 or 256 turn, each adapted whole or not at all.
 inline bool LoraUpRopeTaken(const LoraUpRopeArgs& a) {
   const LoraUpArgs& up = a.up;
   const int64_t D = a.rope.D;
+  if (up.addend != nullptr) return false;
   if (!LoraKernelsTake(up.linears, up.r, up.ldy) || !up.accumulate || a.rope.inverse) return false;
   if (D % 64 != 0 || (a.rope.rotary != 0 && a.rope.rotary != D) || a.rope.row_stride != up.ldy)
     return false;
@@ -90,7 +110,7 @@ inline GemmArgs ProductOf(const LoraNormedGradArgs& a) {
 }
 
 // Calls run(GemmArgs) for each product, linear after linear. act_bytes: of an element of all but
-// gradients.
+// gradients. LoraUp: behind AddendOf where LoraAddendFirst.
 template <typename Run>
 void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, const Run& run) {
   const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
@@ -101,7 +121,8 @@ void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, const Run& run) {
     g.N = a.linears.width[m];
     g.K = a.r;
     g.alpha = a.scale;
-    g.beta = a.accumulate ? 1 : 0;
+    g.beta = a.accumulate || a.addend != nullptr ? 1 : 0;
+    if (!a.accumulate) g.addend = a.addend;  // at column 0
     g.A = lora_products::At(a.u, m * c, act_bytes);
     g.lda = columns;
     g.B = lora_products::At(a.b, row * a.r, act_bytes);

@@ -52,7 +52,9 @@ cudaError_t Expand(const ExpandArgs& a, bool transposed, cudaStream_t stream) {
   // Two CTAs a multiprocessor of a large card; each keeps its weights over several tiles.
   const unsigned wanted = (264 + x - 1) / x;
   const dim3 grid(x, wanted < tiles ? wanted : tiles);
-  const auto kernel = transposed ? lora::ExpandKernel<K8, true> : lora::ExpandKernel<K8, false>;
+  const auto kernel = transposed            ? lora::ExpandKernel<K8, true, false>
+                      : a.addend == nullptr ? lora::ExpandKernel<K8, false, false>
+                                            : lora::ExpandKernel<K8, false, true>;
   return LaunchBehind(kernel, grid, lora::kExpandBlock, 0, stream, a);
 }
 
@@ -143,13 +145,17 @@ ExpandArgs ExpandArgsOf(const LoraUpArgs& a) {
           static_cast<int>(a.r),
           a.ldy,
           a.scale,
-          a.accumulate};
+          a.accumulate,
+          In(a.addend)};
 }
 
 }  // namespace
 
 cudaError_t LoraUp(const LoraUpArgs& a, cudaStream_t stream) {
-  if (!LoraKernelsTake(a.linears, a.r, a.ldy) || !Aligned16(a.y)) return cudaErrorInvalidValue;
+  if (!LoraKernelsTake(a.linears, a.r, a.ldy) || !LoraAddendFits(a) || !Aligned16(a.y) ||
+      !Aligned16(a.addend)) {
+    return cudaErrorInvalidValue;
+  }
   if (a.T == 0) return cudaSuccess;
   return ExpandAny(ExpandArgsOf(a), a.r, false, stream);
 }

@@ -14,7 +14,8 @@
 
 namespace soup::kernels::cuda {
 
-// Errors: cudaErrorInvalidValue for what is not taken.
+// Errors: cudaErrorInvalidValue for what is not taken. LoraUp: its addend is aligned as y is, and
+// LoraAddendFits.
 cudaError_t LoraUp(const LoraUpArgs& args, cudaStream_t stream);
 cudaError_t LoraBack(const LoraBackArgs& args, cudaStream_t stream);
 cudaError_t LoraGrad(const LoraGradArgs& args, cudaStream_t stream);

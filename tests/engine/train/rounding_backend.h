@@ -66,6 +66,7 @@ class RoundingBackend : public bench::ForwardingBackend {
     next().Gemm(a);
     if (a.c_type == kernels::Operand::kAct) Round(a.C, a.M, a.N, a.ldc);
   }
+  // With an addend too: rounded once.
   void LoraUp(const kernels::LoraUpArgs& a) override {
     next().LoraUp(a);
     RoundLinears(a);
