@@ -25,8 +25,8 @@ inline void* At(void* base, int64_t elements, int64_t element_bytes) {
 constexpr int64_t LoraColumns(int64_t r) { return (r + 7) / 8 * 8; }
 
 // Whether the CUDA kernels (kernels/cuda/lora.h) take a LoRA op of this shape; where they do not,
-// the products below run. By measurement on an H200 (docs/BENCHMARKS.md): larger ranks are what
-// cuBLASLt is good at. Part of what decides bits.
+// the products below run (LoraUp: where LoraUpKernelsTake says no either). By measurement on an
+// H200 (docs/BENCHMARKS.md): larger ranks are what cuBLASLt is good at. Part of what decides bits.
 inline bool LoraKernelRank(int64_t r) { return r == 8 || r == 16 || r == 24; }
 inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) {
   if (!LoraKernelRank(r) || ldy % 8 != 0 || linears.count < 1) return false;
@@ -34,6 +34,15 @@ inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) 
     if (linears.width[m] % 64 != 0 || linears.column[m] % 8 != 0) return false;
   }
   return true;
+}
+
+// Whether CUDA's kernels take LoraUp: those above, and for small ranks one that takes any width,
+// column and ldy, with or without an addend. A product in place would round u B^T before it adds it
+// (cuBLASLt's kernels for sm_90 do). Part of what decides bits.
+constexpr int64_t kLoraAnyRankMost = 16;
+inline bool LoraUpKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) {
+  return LoraKernelsTake(linears, r, ldy) ||
+         (r >= 1 && r <= kLoraAnyRankMost && linears.count >= 1);
 }
 
 // LoraUp's contract with an addend.

@@ -240,7 +240,7 @@ struct LoraLinears {
 // With an addend it is added too, before what y holds is rounded: y = (accumulate ? y : 0) + addend
 // + scale * u b^T in one pass. Then there is one linear, its columns start at 0, and what lies
 // behind them up to ldy is nobody's, in y and in the addend: it may be written. Rounded once, but
-// where CUDA leaves a shape to products (LoraKernelsTake of lora_products.h): under accumulate y
+// where CUDA leaves a shape to products (LoraUpKernelsTake of lora_products.h): under accumulate y
 // + addend is rounded there too, and a product in place may round what it adds.
 struct LoraUpArgs {
   LoraLinears linears;

@@ -4,7 +4,8 @@
 // plain products, which these kernels take when SkinnyTakes says so.
 //
 // What is taken: LoraKernelsTake of kernels/lora_products.h (ranks 8, 16 and 24, whole 64-column
-// groups), rows of y 16-byte aligned.
+// groups), rows of y 16-byte aligned. LoraUp alone takes more, by plain fp32 arithmetic:
+// LoraUpKernelsTake.
 #ifndef SOUP_KERNELS_CUDA_LORA_H_
 #define SOUP_KERNELS_CUDA_LORA_H_
 

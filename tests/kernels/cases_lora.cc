@@ -123,7 +123,7 @@ std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c, U
   }
   std::vector<Check> checks = {
       CompareL2(mode.accumulate ? "y" : "y.written", got, expected, Bound(device, c.r))};
-  if (device.act() == Element::kBf16 && LoraKernelsTake(c.linears(), c.r, c.ldy))
+  if (device.act() == Element::kBf16 && LoraUpKernelsTake(c.linears(), c.r, c.ldy))
     checks.push_back(RoundedOnce(ours, should, sizes, c.r));
   return checks;
 }
@@ -298,8 +298,13 @@ void AppendLoraCases(std::vector<OpCase>* cases) {
       {17, 48, {0, 64}, {64, 128}, 192},
       {40, 64, {0}, {320}, 320},
       {2100, 8, {0, 64}, {64, 320}, 384},
-      {5, 3, {0, 7}, {7, 5}, 12},  // by plain products everywhere
       {20, 40, {8}, {64}, 80},
+      // By plain products, or up by the kernel for any small rank.
+      {5, 3, {0, 7}, {7, 5}, 12},
+      {130, 4, {0, 192}, {128, 64}, 264},
+      {67, 12, {0, 130}, {130, 70}, 202},
+      {300, 5, {0, 264}, {264, 320}, 584},
+      {41, 16, {0}, {72}, 72},
   };
   for (const LoraCase& c : shapes) {
     const std::string name = "_T" + std::to_string(c.T) + "_r" + std::to_string(c.r) + "_" +

@@ -133,7 +133,7 @@ class CudaDevice : public TestDevice {
     Check(cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, nullptr) : gemm_->Gemm(a, nullptr), "Gemm");
   }
   void Run(const LoraUpArgs& a) override {
-    if (!f32() && LoraKernelsTake(a.linears, a.r, a.ldy)) {
+    if (!f32() && LoraUpKernelsTake(a.linears, a.r, a.ldy)) {
       Check(cuda::LoraUp(a, nullptr), "LoraUp");
       return;
     }
