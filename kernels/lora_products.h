@@ -25,8 +25,8 @@ inline void* At(void* base, int64_t elements, int64_t element_bytes) {
 constexpr int64_t LoraColumns(int64_t r) { return (r + 7) / 8 * 8; }
 
 // Whether the CUDA kernels (kernels/cuda/lora.h) take a LoRA op of this shape; where they do not,
-// the products below run. By measurement on an H200 (docs/BENCHMARKS.md): larger ranks are what
-// cuBLASLt is good at. Part of what decides bits.
+// the products below run (LoraUp: where LoraUpKernelsTake says no either). By measurement on an
+// H200 (docs/BENCHMARKS.md): larger ranks are what cuBLASLt is good at. Part of what decides bits.
 inline bool LoraKernelRank(int64_t r) { return r == 8 || r == 16 || r == 24; }
 inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) {
   if (!LoraKernelRank(r) || ldy % 8 != 0 || linears.count < 1) return false;
@@ -36,10 +36,39 @@ inline bool LoraKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) 
   return true;
 }
 
+// Whether CUDA's kernels take LoraUp: those above, and for small ranks one that takes any width,
+// column and ldy, with or without an addend. A product in place would round u B^T before it adds it
+// (cuBLASLt's kernels for sm_90 do). Part of what decides bits.
+constexpr int64_t kLoraAnyRankMost = 16;
+inline bool LoraUpKernelsTake(const LoraLinears& linears, int64_t r, int64_t ldy) {
+  return LoraKernelsTake(linears, r, ldy) ||
+         (r >= 1 && r <= kLoraAnyRankMost && linears.count >= 1);
+}
+
+// LoraUp's contract with an addend.
+inline bool LoraAddendFits(const LoraUpArgs& a) {
+  return a.addend == nullptr || (a.linears.count == 1 && a.linears.column[0] == 0);
+}
+// Where LoraUp runs as products: whether its addend goes to y first, by AddendOf. Without
+// accumulate the product adds it.
+inline bool LoraAddendFirst(const LoraUpArgs& a) {
+  return a.addend != nullptr && a.accumulate && a.T > 0;
+}
+inline AxpyArgs AddendOf(const LoraUpArgs& a) {
+  AxpyArgs x{};
+  x.x = a.addend;
+  x.y = a.y;
+  x.n = (a.T - 1) * a.ldy + a.linears.width[0];
+  x.scale = 1;
+  x.accumulate = true;
+  return x;
+}
+
 // Whole heads of 64, 128 or 256 turn, each adapted whole or not at all.
 inline bool LoraUpRopeTaken(const LoraUpRopeArgs& a) {
   const LoraUpArgs& up = a.up;
   const int64_t D = a.rope.D;
+  if (up.addend != nullptr) return false;
   if (!LoraKernelsTake(up.linears, up.r, up.ldy) || !up.accumulate || a.rope.inverse) return false;
   if (D % 64 != 0 || (a.rope.rotary != 0 && a.rope.rotary != D) || a.rope.row_stride != up.ldy)
     return false;
@@ -90,7 +119,7 @@ inline GemmArgs ProductOf(const LoraNormedGradArgs& a) {
 }
 
 // Calls run(GemmArgs) for each product, linear after linear. act_bytes: of an element of all but
-// gradients.
+// gradients. LoraUp: behind AddendOf where LoraAddendFirst.
 template <typename Run>
 void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, const Run& run) {
   const int64_t c = LoraColumns(a.r), columns = a.linears.count * c;
@@ -101,7 +130,8 @@ void ForEachProduct(const LoraUpArgs& a, int64_t act_bytes, const Run& run) {
     g.N = a.linears.width[m];
     g.K = a.r;
     g.alpha = a.scale;
-    g.beta = a.accumulate ? 1 : 0;
+    g.beta = a.accumulate || a.addend != nullptr ? 1 : 0;
+    if (!a.accumulate) g.addend = a.addend;  // at column 0
     g.A = lora_products::At(a.u, m * c, act_bytes);
     g.lda = columns;
     g.B = lora_products::At(a.b, row * a.r, act_bytes);

@@ -235,6 +235,12 @@ struct LoraLinears {
 };
 // y[t, column of m + j] += scale * sum_i u[t, m c + i] * b[row of m + j, i]; without accumulate =,
 // and what y held is not read. Columns of no linear are left alone.
+//
+// With an addend it is added too, before what y holds is rounded: y = (accumulate ? y : 0) + addend
+// + scale * u b^T in one pass. Then there is one linear, its columns start at 0, and what lies
+// behind them up to ldy is nobody's, in y and in the addend: it may be written. Rounded once, but
+// where CUDA leaves a shape to products (LoraUpKernelsTake of lora_products.h): under accumulate y
+// + addend is rounded there too, and a product in place may round what it adds.
 struct LoraUpArgs {
   LoraLinears linears;
   const void* u;  // act [T, count * c]
@@ -243,6 +249,7 @@ struct LoraUpArgs {
   int64_t T, r, ldy;
   float scale;
   bool accumulate = true;
+  const void* addend = nullptr;  // act; rows ldy apart
 };
 // LoraUp added to y, then rope on the same rows (rope.x is up.y, up.accumulate), in one pass where
 // a backend can: nothing is rounded between then.

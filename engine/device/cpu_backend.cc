@@ -185,7 +185,11 @@ class CpuBackend final : public Backend {
     cpu::SwigluBackward(a, context_);
   }
   void Gemm(const kernels::GemmArgs& a) override { cpu::Gemm(a, context_); }
-  void LoraUp(const kernels::LoraUpArgs& a) override { Products(a); }
+  void LoraUp(const kernels::LoraUpArgs& a) override {
+    SOUP_KERNEL_CHECK(kernels::LoraAddendFits(a));
+    if (kernels::LoraAddendFirst(a)) Axpy(kernels::AddendOf(a));
+    Products(a);
+  }
   void LoraBack(const kernels::LoraBackArgs& a) override { Products(a); }
   void LoraGrad(const kernels::LoraGradArgs& a) override { Products(a); }
   bool chooses_gemms() const override { return false; }

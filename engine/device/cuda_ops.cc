@@ -251,8 +251,12 @@ void CudaOps::Products(const Args& a) {
   kernels::ForEachProduct(a, DTypeBytes(act_), [this](const kernels::GemmArgs& g) { Gemm(g); });
 }
 void CudaOps::LoraUp(const kernels::LoraUpArgs& a) {
-  if (f32() || !kernels::LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
-  Told(cuda::LoraUp(a, compute_.get()), "LoraUp");
+  if (!f32() && kernels::LoraUpKernelsTake(a.linears, a.r, a.ldy)) {
+    return Told(cuda::LoraUp(a, compute_.get()), "LoraUp");
+  }
+  if (!kernels::LoraAddendFits(a)) return Told(cudaErrorInvalidValue, "LoraUp");
+  if (kernels::LoraAddendFirst(a)) Axpy(kernels::AddendOf(a));
+  Products(a);
 }
 void CudaOps::LoraUpRope(const kernels::LoraUpRopeArgs& a) {
   if (f32() || !kernels::LoraUpRopeTaken(a)) return Backend::LoraUpRope(a);

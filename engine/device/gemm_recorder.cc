@@ -28,7 +28,10 @@ void GemmRecorder::Products(const Args& args) {
   if (has_lora_kernels() && kernels::LoraKernelsTake(args.linears, args.r, args.ldy)) return;
   kernels::ForEachProduct(args, DTypeBytes(act_), [this](const kernels::GemmArgs& g) { Gemm(g); });
 }
-void GemmRecorder::LoraUp(const kernels::LoraUpArgs& args) { Products(args); }
+void GemmRecorder::LoraUp(const kernels::LoraUpArgs& args) {
+  if (has_lora_kernels() && kernels::LoraUpKernelsTake(args.linears, args.r, args.ldy)) return;
+  Products(args);
+}
 void GemmRecorder::LoraUpRope(const kernels::LoraUpRopeArgs& args) {
   if (has_lora_kernels() && kernels::LoraUpRopeTaken(args)) return;
   Backend::LoraUpRope(args);

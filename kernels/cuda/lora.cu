@@ -1,5 +1,6 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/lora.h"
+#include "kernels/cuda/lora_any_rank.cuh"
 #include "kernels/cuda/lora_expand.cuh"
 #include "kernels/cuda/lora_grad.cuh"
 #include "kernels/cuda/lora_reduce.cuh"
@@ -52,8 +53,22 @@ cudaError_t Expand(const ExpandArgs& a, bool transposed, cudaStream_t stream) {
   // Two CTAs a multiprocessor of a large card; each keeps its weights over several tiles.
   const unsigned wanted = (264 + x - 1) / x;
   const dim3 grid(x, wanted < tiles ? wanted : tiles);
-  const auto kernel = transposed ? lora::ExpandKernel<K8, true> : lora::ExpandKernel<K8, false>;
+  const auto kernel = transposed            ? lora::ExpandKernel<K8, true, false>
+                      : a.addend == nullptr ? lora::ExpandKernel<K8, false, false>
+                                            : lora::ExpandKernel<K8, false, true>;
   return LaunchBehind(kernel, grid, lora::kExpandBlock, 0, stream, a);
+}
+
+cudaError_t AnyRank(const ExpandArgs& a, cudaStream_t stream) {
+  int chunks = 0;
+  for (int m = 0; m < a.strips.count; ++m) chunks += lora::AnyRankChunks(a.strips.width[m]);
+  if (chunks == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(chunks),
+                  static_cast<unsigned>((a.T + lora::kAnyRankRows - 1) / lora::kAnyRankRows));
+  const auto kernel = a.rank <= 4   ? lora::AnyRankKernel<4>
+                      : a.rank <= 8 ? lora::AnyRankKernel<8>
+                                    : lora::AnyRankKernel<16>;
+  return LaunchBehind(kernel, grid, lora::kAnyRankThreads, 0, stream, a);
 }
 
 template <int N8, int M, bool kTransposed>
@@ -139,18 +154,22 @@ ExpandArgs ExpandArgsOf(const LoraUpArgs& a) {
           static_cast<bf16*>(a.y),
           static_cast<int>(a.T),
           static_cast<int>(a.r),
-          static_cast<int>(a.linears.count * a.r),
+          static_cast<int>(a.linears.count * LoraColumns(a.r)),
           static_cast<int>(a.r),
           a.ldy,
           a.scale,
-          a.accumulate};
+          a.accumulate,
+          In(a.addend)};
 }
 
 }  // namespace
 
 cudaError_t LoraUp(const LoraUpArgs& a, cudaStream_t stream) {
-  if (!LoraKernelsTake(a.linears, a.r, a.ldy) || !Aligned16(a.y)) return cudaErrorInvalidValue;
+  if (!LoraUpKernelsTake(a.linears, a.r, a.ldy) || !LoraAddendFits(a)) return cudaErrorInvalidValue;
+  const bool wide = LoraKernelsTake(a.linears, a.r, a.ldy);
+  if (wide && (!Aligned16(a.y) || !Aligned16(a.addend))) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
+  if (!wide) return AnyRank(ExpandArgsOf(a), stream);
   return ExpandAny(ExpandArgsOf(a), a.r, false, stream);
 }
 

@@ -4,7 +4,8 @@
 // plain products, which these kernels take when SkinnyTakes says so.
 //
 // What is taken: LoraKernelsTake of kernels/lora_products.h (ranks 8, 16 and 24, whole 64-column
-// groups), rows of y 16-byte aligned.
+// groups), rows of y 16-byte aligned. LoraUp alone takes more, by plain fp32 arithmetic:
+// LoraUpKernelsTake.
 #ifndef SOUP_KERNELS_CUDA_LORA_H_
 #define SOUP_KERNELS_CUDA_LORA_H_
 
@@ -14,7 +15,8 @@
 
 namespace soup::kernels::cuda {
 
-// Errors: cudaErrorInvalidValue for what is not taken.
+// Errors: cudaErrorInvalidValue for what is not taken. LoraUp: its addend is aligned as y is, and
+// LoraAddendFits.
 cudaError_t LoraUp(const LoraUpArgs& args, cudaStream_t stream);
 cudaError_t LoraBack(const LoraBackArgs& args, cudaStream_t stream);
 cudaError_t LoraGrad(const LoraGradArgs& args, cudaStream_t stream);

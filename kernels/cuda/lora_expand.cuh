@@ -1,4 +1,5 @@
-// y [T, columns] (+)= scale * u W^T: the rank is summed over. Included by lora.cu alone; C++17.
+// y [T, columns] (+)= scale * u W^T, and an addend too: the rank is summed over. Included by
+// lora.cu alone; C++17.
 #ifndef SOUP_KERNELS_CUDA_LORA_EXPAND_CUH_
 #define SOUP_KERNELS_CUDA_LORA_EXPAND_CUH_
 
@@ -20,17 +21,18 @@ struct ExpandArgs {
   int T, rank, ldu, ldw;
   int64_t ldy;
   float scale;
-  bool accumulate;  // false: as if y were 0
+  bool accumulate;               // false: as if y were 0
+  const bf16* addend = nullptr;  // rows ldy apart, as y's
 };
 
 // What a lane needs of 16 rows: those of g and of g + 8.
-template <int K8>
+template <int K8, bool kAddend>
 struct ExpandRows {
-  uint4 y[2][2];  // of two halves of 32 columns
+  uint4 y[kAddend ? 4 : 2][2];  // of two halves of 32 columns; the addend's behind y's
   uint32_t u[2][K8];
 
   __device__ __forceinline__ void Load(const ExpandArgs& a, const bf16* u0, const bf16* y0,
-                                       int first) {
+                                       const bf16* addend0, int first) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t row = first + 8 * i;
@@ -40,6 +42,9 @@ struct ExpandRows {
         y[i][half] = make_uint4(0, 0, 0, 0);
         if (valid && a.accumulate)
           y[i][half] = *reinterpret_cast<const uint4*>(y0 + row * a.ldy + 32 * half);
+        if (kAddend)
+          y[2 + i][half] =
+              valid ? Load16(addend0 + row * a.ldy + 32 * half) : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
       for (int k = 0; k < K8; ++k) u[i][k] = valid ? Load4(u0 + row * a.ldu + 8 * k) : 0u;
@@ -85,7 +90,8 @@ __device__ __forceinline__ void LoadExpandWeights(const bf16* base, int ldw, int
   }
 }
 
-template <int K8, bool kTransposed>
+// kAddend: whether a.addend is there.
+template <int K8, bool kTransposed, bool kAddend>
 __global__ void __launch_bounds__(kExpandBlock, 2)
     ExpandKernel(const __grid_constant__ ExpandArgs a) {
   BeginBehind();
@@ -95,18 +101,19 @@ __global__ void __launch_bounds__(kExpandBlock, 2)
   if (!Find(a.strips, 64 * group, &place)) return;
   const bf16* u0 = a.u + place.strip * a.rank + 2 * q;
   bf16* y0 = a.y + place.column + 8 * q;
+  const bf16* addend0 = kAddend ? a.addend + place.column + 8 * q : nullptr;
   const int tiles = (a.T + 15) / 16;
-  ExpandRows<K8> rows;
+  ExpandRows<K8, kAddend> rows;
   int tile = blockIdx.y;
-  if (tile < tiles) rows.Load(a, u0, y0, tile * 16 + g);
+  if (tile < tiles) rows.Load(a, u0, y0, addend0, tile * 16 + g);
   uint32_t w[2][4][K8];
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     LoadExpandWeights<K8, kTransposed>(a.w, a.ldw, place.row + 32 * half, q, g, w[half]);
   while (tile < tiles) {
     const int next_tile = tile + gridDim.y;
-    ExpandRows<K8> next = {};
-    if (next_tile < tiles) next.Load(a, u0, y0, next_tile * 16 + g);
+    ExpandRows<K8, kAddend> next = {};
+    if (next_tile < tiles) next.Load(a, u0, y0, addend0, next_tile * 16 + g);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float c[4][4] = {};
@@ -116,6 +123,12 @@ __global__ void __launch_bounds__(kExpandBlock, 2)
         const int64_t row = tile * 16 + g + 8 * i;
         float f[8];
         Unpack8(rows.y[i][half], f);
+        if (kAddend) {
+          float more[8];
+          Unpack8(rows.y[2 + i][half], more);
+#pragma unroll
+          for (int k = 0; k < 8; ++k) f[k] += more[k];
+        }
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
           f[2 * t] = fmaf(a.scale, c[t][2 * i], f[2 * t]);

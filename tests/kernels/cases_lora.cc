@@ -1,6 +1,7 @@
 // LoRA's ops, and its plain products: a rank among their sizes.
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/lora_products.h"
@@ -52,32 +53,85 @@ double GradBound(const TestDevice& device, int64_t sum) {
   return (4.0 + std::sqrt(static_cast<double>(sum))) * 0x1p-24 + 2 * device.act_product_epsilon();
 }
 
-Check RunUp(TestDevice& device, uint64_t seed, const LoraCase& c, bool accumulate) {
+// What LoraUp is asked for besides its product.
+struct UpMode {
+  bool accumulate, addend;
+};
+
+// How many elements lie further from what they should be than one rounding to bf16 takes them: half
+// a step of theirs, and what fp32 may add to that. `sizes`: the sum of an element's terms'
+// magnitudes.
+Check RoundedOnce(const std::vector<double>& got, const std::vector<double>& expected,
+                  const std::vector<double>& sizes, int64_t sum) {
+  double count = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    int exponent = 0;
+    std::frexp(expected[i], &exponent);
+    const double slack = (4.0 + static_cast<double>(sum)) * 0x1p-22 * sizes[i];
+    const double most = std::ldexp(1.0, exponent - 9) + slack;
+    if (!(std::abs(got[i] - expected[i]) <= most)) ++count;
+  }
+  return {"y.once", count, 0};
+}
+
+// An addend changes no bound: it is added in fp32, and what is stored is rounded as ever. Where
+// products run it costs a rounding more, of y + addend: that is no larger than the result by
+// itself, the roundings are independent, and in the L2 norm a rounding to bf16 is 0.8 epsilon.
+std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c, UpMode mode) {
   Random random(seed);
   const auto u = RoundTo(device.act(), random.Normals(c.T * c.columns()));
   const auto b = RoundTo(device.act(), random.Normals(c.rows() * c.r));
   auto before = RoundTo(device.act(), random.Normals(c.T * c.ldy));
   // What is only written may hold anything.
-  for (int64_t t = 0; t < c.T && !accumulate; ++t)
+  for (int64_t t = 0; t < c.T && !mode.accumulate; ++t)
     c.ForEachColumn([&](int64_t, int64_t column, int64_t) { before[t * c.ldy + column] = NAN; });
-  const DeviceTensor du(device, device.act(), u), db(device, device.act(), b),
-      dy(device, device.act(), before);
-  device.Run(LoraUpArgs{c.linears(), du.data(), db.data(), dy.data(), c.T, c.r, c.ldy, kScale,
-                        accumulate});
-  auto expected = before;
-  for (int64_t t = 0; t < c.T; ++t) {
-    c.ForEachColumn([&](int64_t m, int64_t column, int64_t row) {
-      double sum = 0;
-      for (int64_t i = 0; i < c.r; ++i)
-        sum += u[t * c.columns() + m * c.c() + i] * b[row * c.r + i];
-      double& y = expected[t * c.ldy + column];
-      y = (accumulate ? y : 0) + kScale * sum;
+  // So may what lies behind the addend's columns.
+  std::vector<double> addend(mode.addend ? c.T * c.ldy : 0, NAN);
+  for (int64_t t = 0; t < c.T && mode.addend; ++t) {
+    c.ForEachColumn([&](int64_t, int64_t column, int64_t) {
+      addend[t * c.ldy + column] = RoundTo(device.act(), random.Normal());
     });
   }
-  return CompareL2(accumulate ? "y" : "y.written", dy.Get(), expected, Bound(device, c.r));
+  const DeviceTensor du(device, device.act(), u), db(device, device.act(), b),
+      dy(device, device.act(), before), da(device, device.act(), addend);
+  device.Run(LoraUpArgs{c.linears(), du.data(), db.data(), dy.data(), c.T, c.r, c.ldy, kScale,
+                        mode.accumulate, mode.addend ? da.data() : nullptr});
+  auto got = dy.Get();
+  auto expected = before;
+  std::vector<double> ours, should, sizes;  // of the linears' columns
+  std::vector<bool> adapted(c.T * c.ldy, false);
+  for (int64_t t = 0; t < c.T; ++t) {
+    c.ForEachColumn([&](int64_t m, int64_t column, int64_t row) {
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < c.r; ++i) {
+        const double term = u[t * c.columns() + m * c.c() + i] * b[row * c.r + i];
+        sum += term;
+        size += std::abs(term);
+      }
+      const int64_t at = t * c.ldy + column;
+      const double old = mode.accumulate ? before[at] : 0, more = mode.addend ? addend[at] : 0;
+      expected[at] = old + more + kScale * sum;
+      adapted[at] = true;
+      ours.push_back(got[at]);
+      should.push_back(expected[at]);
+      sizes.push_back(std::abs(old) + std::abs(more) + kScale * size);
+    });
+  }
+  // With an addend the columns behind the linear are nobody's.
+  for (size_t i = 0; i < got.size() && mode.addend; ++i) {
+    if (!adapted[i]) got[i] = expected[i];
+  }
+  std::vector<Check> checks = {
+      CompareL2(mode.accumulate ? "y" : "y.written", got, expected, Bound(device, c.r))};
+  if (device.act() == Element::kBf16 && LoraUpKernelsTake(c.linears(), c.r, c.ldy))
+    checks.push_back(RoundedOnce(ours, should, sizes, c.r));
+  return checks;
 }
-std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c) {
-  return {RunUp(device, seed, c, true), RunUp(device, seed, c, false)};
+std::vector<Check> RunUp(TestDevice& device, uint64_t seed, const LoraCase& c, bool addend) {
+  std::vector<Check> checks = RunUp(device, seed, c, UpMode{true, addend});
+  for (Check& check : RunUp(device, seed, c, UpMode{false, addend}))
+    checks.push_back(std::move(check));
+  return checks;
 }
 
 struct UpRopeCase {
@@ -244,17 +298,34 @@ void AppendLoraCases(std::vector<OpCase>* cases) {
       {17, 48, {0, 64}, {64, 128}, 192},
       {40, 64, {0}, {320}, 320},
       {2100, 8, {0, 64}, {64, 320}, 384},
-      {5, 3, {0, 7}, {7, 5}, 12},  // by plain products everywhere
       {20, 40, {8}, {64}, 80},
+      // By plain products, or up by the kernel for any small rank.
+      {5, 3, {0, 7}, {7, 5}, 12},
+      {130, 4, {0, 192}, {128, 64}, 264},
+      {67, 12, {0, 130}, {130, 70}, 202},
+      {300, 5, {0, 264}, {264, 320}, 584},
+      {41, 16, {0}, {72}, 72},
   };
   for (const LoraCase& c : shapes) {
     const std::string name = "_T" + std::to_string(c.T) + "_r" + std::to_string(c.r) + "_" +
                              std::to_string(c.width.size()) + "x" + std::to_string(c.rows());
-    cases->push_back({"lora_up" + name, 0, [=](auto& d, auto seed) { return RunUp(d, seed, c); }});
+    cases->push_back(
+        {"lora_up" + name, 0, [=](auto& d, auto seed) { return RunUp(d, seed, c, false); }});
     cases->push_back(
         {"lora_back" + name, 0, [=](auto& d, auto seed) { return RunBack(d, seed, c); }});
     cases->push_back(
         {"lora_grad" + name, 0, [=](auto& d, auto seed) { return RunGrad(d, seed, c); }});
+  }
+  const LoraCase added[] = {
+      {33, 8, {0}, {192}, 200},  {131, 16, {0}, {128}, 128}, {2051, 16, {0}, {128}, 192},
+      {77, 24, {0}, {64}, 72},   {45, 32, {0}, {192}, 200},  {1, 32, {0}, {64}, 64},
+      {65, 4, {0}, {320}, 328},  {129, 4, {0}, {64}, 64},    {7, 3, {0}, {33}, 34},
+      {67, 12, {0}, {130}, 130}, {41, 16, {0}, {600}, 602},  {9, 8, {0}, {65}, 67},
+  };
+  for (const LoraCase& c : added) {
+    cases->push_back({"lora_up_addend_T" + std::to_string(c.T) + "_r" + std::to_string(c.r) + "_" +
+                          std::to_string(c.rows()) + "_of_" + std::to_string(c.ldy),
+                      0, [=](auto& d, auto seed) { return RunUp(d, seed, c, true); }});
   }
   // Two query heads (or more), one key head, v behind them; not all of them adapted.
   const UpRopeCase turned[] = {

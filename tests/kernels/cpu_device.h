@@ -63,9 +63,13 @@ class CpuDevice : public TestDevice {
   void Run(const SwigluForwardArgs& args) override { cpu::SwigluForward(args, context_); }
   void Run(const SwigluBackwardArgs& args) override { cpu::SwigluBackward(args, context_); }
   void Run(const GemmArgs& args) override { cpu::Gemm(args, context_); }
-  void Run(const LoraUpArgs& args) override { Products(args); }
+  void Run(const LoraUpArgs& args) override {
+    SOUP_KERNEL_CHECK(LoraAddendFits(args));
+    if (LoraAddendFirst(args)) cpu::Axpy(AddendOf(args), context_);
+    Products(args);
+  }
   void Run(const LoraUpRopeArgs& args) override {
-    Products(args.up);
+    Run(args.up);
     cpu::Rope(args.rope, context_);
   }
   void Run(const QkvFinishArgs& args) override {

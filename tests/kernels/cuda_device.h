@@ -135,8 +135,13 @@ class CudaDevice : public TestDevice {
     Check(cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, nullptr) : gemm_->Gemm(a, nullptr), "Gemm");
   }
   void Run(const LoraUpArgs& a) override {
-    if (f32() || !LoraKernelsTake(a.linears, a.r, a.ldy)) return Products(a);
-    Check(cuda::LoraUp(a, nullptr), "LoraUp");
+    if (!f32() && LoraUpKernelsTake(a.linears, a.r, a.ldy)) {
+      Check(cuda::LoraUp(a, nullptr), "LoraUp");
+      return;
+    }
+    if (!LoraAddendFits(a)) return Check(cudaErrorInvalidValue, "LoraUp");
+    if (LoraAddendFirst(a)) Run(AddendOf(a));
+    Products(a);
   }
   void Run(const LoraUpRopeArgs& a) override {
     if (!f32() && LoraUpRopeTaken(a)) {

@@ -141,6 +141,19 @@ std::vector<WrongKernel> GemmAndLoss() {
   };
 }
 
+std::vector<WrongKernel> Lora() {
+  return {
+      {"addend_ignored", "lora_up_addend",
+       WithArgs<LoraUpArgs>([](auto& a) { a.addend = nullptr; })},
+      {"addend_instead_of_y", "lora_up_addend",
+       WithArgs<LoraUpArgs>([](auto& a) { a.accumulate = false; })},
+      {"old_bytes_read", "lora_up_addend",
+       WithArgs<LoraUpArgs>([](auto& a) { a.accumulate = true; })},
+      {"last_row_left_out", "lora_up_addend", WithArgs<LoraUpArgs>([](auto& a) { a.T -= 1; })},
+      {"scale_off_by_1e_4", "lora_up_T", WithArgs<LoraUpArgs>([](auto& a) { a.scale *= 1.0001f; })},
+  };
+}
+
 std::vector<WrongKernel> OptimizerAndNf4() {
   return {
       {"one_element_short", "sum_squares", WithArgs<SumSquaresArgs>([](auto& a) { a.n -= 1; })},
@@ -163,7 +176,8 @@ std::vector<WrongKernel> OptimizerAndNf4() {
 
 std::vector<WrongKernel> AllWrongKernels() {
   std::vector<WrongKernel> all;
-  for (auto* group : {&NormAndRope, &Attention, &Elementwise, &GemmAndLoss, &OptimizerAndNf4}) {
+  for (auto* group :
+       {&NormAndRope, &Attention, &Elementwise, &GemmAndLoss, &Lora, &OptimizerAndNf4}) {
     for (WrongKernel& kernel : group()) all.push_back(std::move(kernel));
   }
   return all;

@@ -88,6 +88,7 @@ class RoundingBackend : public bench::ForwardingBackend {
     Round(a.y, a.T, (a.Hq + 2 * a.Hkv) * a.D, a.row_stride);
     if (a.q_norm != nullptr) Round(a.saved, a.T, (a.Hq + a.Hkv) * a.D, a.row_stride);
   }
+  // With an addend too: rounded once.
   void LoraUp(const kernels::LoraUpArgs& a) override {
     next().LoraUp(a);
     RoundLinears(a);
