@@ -390,16 +390,37 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   env_.backend->AttentionForward(args);
 }
 
+// The product of o or down, its bias and adapters, and the residual unless that is null (a norm
+// comes before it then). Nothing is added in place but what a kernel of ours adds: cuBLASLt rounds
+// the product first there.
+void DecoderLayer::IntoResidual(const ResidualProduct& p) {
+  const int64_t h = env_.spec.hidden;
+  if (p.residual != nullptr && LoraTakesResidual(env_, p.item, p.layer, p.group)) {
+    LinearForward(env_, p.x, p.item.T, p.w, p.out, h, nullptr);
+    Bias(p.item, p.layer, p.slab, p.group, p.out, h);
+    LoraForwardOnResidual(env_, p.item, p.layer, p.group, p.x, p.low_rank, p.out, p.residual,
+                          scratch_.lora);
+    return;
+  }
+  if (p.residual == nullptr && p.item.lora->adapts(p.group)) {
+    LoraForwardAlone(env_, p.item, p.layer, p.group, p.x, p.low_rank, p.free, scratch_.lora);
+    LinearForward(env_, p.x, p.item.T, p.w, p.out, h, p.free);
+    Bias(p.item, p.layer, p.slab, p.group, p.out, h);
+    return;
+  }
+  LinearForward(env_, p.x, p.item.T, p.w, p.out, h, p.residual);
+  Bias(p.item, p.layer, p.slab, p.group, p.out, h);
+  LoraForward(env_, p.item, p.layer, p.group, p.x, p.low_rank, p.out, h, scratch_.lora);
+}
+
 // middle = x + attention Wo^T, normed first where the family does.
 void DecoderLayer::Output(const PassItemState& item, int64_t layer, const std::byte* slab,
                           const GroupWeight& w, const LayerActivations& a) {
   const int64_t h = env_.spec.hidden;
   const bool normed = env_.spec.post_norms;
   std::byte* out = normed ? a.attention_out : a.middle;
-  LinearForward(env_, a.attention, item.T, w, out, h, normed ? nullptr : item.input);
-  Bias(item, layer, slab, Group::kO, out, h);
-  LoraForward(env_, item, layer, Group::kO, a.attention, LowRank(item, Group::kO, a), out, h,
-              /*accumulate=*/true, scratch_.lora);
+  IntoResidual({item, layer, slab, Group::kO, w, a.attention, LowRank(item, Group::kO, a), out,
+                normed ? nullptr : item.input, a.middle});
   if (!normed) return;
   env_.backend->CopyOnDevice(a.middle, item.input, item.T * h * env_.act_bytes);
   OutputNorm(item, out, slab + env_.layout(layer).attention_out_norm_offset, a.middle);
@@ -413,7 +434,7 @@ void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::b
   LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width,
                 BiasRows(item, layer, slab, Group::kGateUp, a.gate_up, width));
   LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
-              a.gate_up, width, /*accumulate=*/true, scratch_.lora);
+              a.gate_up, width, scratch_.lora);
 }
 
 // x' = middle + act Wd^T, act in item.work; normed first where the family does.
@@ -422,11 +443,8 @@ void DecoderLayer::Down(const PassItemState& item, int64_t layer, const std::byt
   const int64_t h = env_.spec.hidden;
   const bool normed = env_.spec.post_norms;
   std::byte* out = normed ? At(item.output, item.T * h, env_.act_bytes) : item.output;
-  // The middle always lies apart: in place the product would be rounded before it is added.
-  LinearForward(env_, item.work, item.T, w, out, h, normed ? nullptr : a.middle);
-  Bias(item, layer, slab, Group::kDown, out, h);
-  LoraForward(env_, item, layer, Group::kDown, item.work, LowRank(item, Group::kDown, a), out, h,
-              /*accumulate=*/true, scratch_.lora);
+  IntoResidual({item, layer, slab, Group::kDown, w, item.work, LowRank(item, Group::kDown, a), out,
+                normed ? nullptr : a.middle, scratch_.hidden});
   if (!normed) return;
   if (a.middle != item.output) {
     env_.backend->CopyOnDevice(item.output, a.middle, item.T * h * env_.act_bytes);

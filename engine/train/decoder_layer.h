@@ -127,6 +127,20 @@ class DecoderLayer {
             bool inverse);
   void FinishQkv(const PassItemState& item, int64_t layer, const std::byte* slab,
                  const LayerActivations& a, const float* product, int64_t product_stride);
+  // What IntoResidual makes: out = x W^T (+ residual, null: none), with bias and adapters.
+  struct ResidualProduct {
+    const PassItemState& item;
+    int64_t layer;
+    const std::byte* slab;
+    Group group;  // kO, kDown
+    const GroupWeight& w;
+    const std::byte* x;
+    std::byte* low_rank;
+    std::byte* out;
+    const std::byte* residual;
+    std::byte* free;  // act [T, H], apart from out and x: written where the residual is null
+  };
+  void IntoResidual(const ResidualProduct& p);
   // The four parts of a forward; `a` says where results go.
   void Qkv(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
            const LayerActivations& a);

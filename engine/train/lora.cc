@@ -99,22 +99,51 @@ void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, G
                });
 }
 
+namespace {
+
+kernels::LoraUpArgs UpArgs(const PassItemState& item, int64_t layer, Group group,
+                           const std::byte* u, std::byte* y, int64_t ldy) {
+  const LoraSite& site = item.lora->site(layer, group);
+  return {site.linears, u, site.b, y, item.T, item.lora->r, ldy, item.lora->scale};
+}
+
+}  // namespace
+
 void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
-                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy, bool accumulate,
+                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy,
                  const LoraScratch& scratch) {
   if (!item.lora->adapts(group)) return;
   LoraLowRank(env, item, layer, group, x, u, scratch);
-  const LoraSite& site = item.lora->site(layer, group);
-  env.backend->LoraUp(
-      {site.linears, u, site.b, y, item.T, item.lora->r, ldy, item.lora->scale, accumulate});
+  env.backend->LoraUp(UpArgs(item, layer, group, u, y, ldy));
+}
+
+bool LoraTakesResidual(const PassEnv& env, const PassItemState& item, int64_t layer, Group group) {
+  return item.lora->adapts(group) &&
+         kernels::LoraUpKernelsTake(item.lora->site(layer, group).linears, item.lora->r,
+                                    env.spec.hidden);
+}
+
+void LoraForwardOnResidual(const PassEnv& env, const PassItemState& item, int64_t layer,
+                           Group group, const std::byte* x, std::byte* u, std::byte* y,
+                           const std::byte* residual, const LoraScratch& scratch) {
+  LoraLowRank(env, item, layer, group, x, u, scratch);
+  kernels::LoraUpArgs args = UpArgs(item, layer, group, u, y, env.spec.hidden);
+  args.addend = residual;
+  env.backend->LoraUp(args);
+}
+
+void LoraForwardAlone(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
+                      const std::byte* x, std::byte* u, std::byte* y, const LoraScratch& scratch) {
+  LoraLowRank(env, item, layer, group, x, u, scratch);
+  kernels::LoraUpArgs args = UpArgs(item, layer, group, u, y, env.spec.hidden);
+  args.accumulate = false;
+  env.backend->LoraUp(args);
 }
 
 void LoraUpTurned(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
                   const std::byte* u, const kernels::RopeArgs& rope) {
-  const LoraSite& site = item.lora->site(layer, group);
-  const kernels::LoraUpRopeArgs args = {{site.linears, u, site.b, rope.x, item.T, item.lora->r,
-                                         rope.row_stride, item.lora->scale, /*accumulate=*/true},
-                                        rope};
+  const kernels::LoraUpRopeArgs args = {
+      UpArgs(item, layer, group, u, static_cast<std::byte*>(rope.x), rope.row_stride), rope};
   SOUP_CHECK(kernels::LoraUpRopeTaken(args));  // what AdaptersTurn promises
   env.backend->LoraUpRope(args);
 }

@@ -32,11 +32,22 @@ std::byte* LowRankOf(const PassEnv& env, const PassItemState& item, Group g, std
 void LoraLowRank(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                  const std::byte* x, std::byte* u, const LoraScratch& scratch);
 
-// u as above, then the adapted columns of y [T, the group's rows] += s * u B^T (without accumulate:
-// =); rows of y are `ldy` apart. Nothing when no linear of the group is adapted.
+// u as above, then the adapted columns of y [T, the group's rows] += s * u B^T; rows of y are `ldy`
+// apart. Nothing when no linear of the group is adapted.
 void LoraForward(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
-                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy, bool accumulate,
+                 const std::byte* x, std::byte* u, std::byte* y, int64_t ldy,
                  const LoraScratch& scratch);
+
+// Of o and down, one linear from input to hidden state: y = product + residual + s * u B^T, `y`
+// holding the product alone. Where the op adds no addend, the caller's product has it already:
+// LoraTakesResidual.
+bool LoraTakesResidual(const PassEnv& env, const PassItemState& item, int64_t layer, Group g);
+void LoraForwardOnResidual(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
+                           const std::byte* x, std::byte* u, std::byte* y,
+                           const std::byte* residual, const LoraScratch& scratch);
+// And y = s * u B^T, what y held not read.
+void LoraForwardAlone(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
+                      const std::byte* x, std::byte* u, std::byte* y, const LoraScratch& scratch);
 
 // The same of a u that LoraLowRank has made, added to y, and rope on y's rows.
 void LoraUpTurned(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
