@@ -16,6 +16,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/qkv_finish.h"
 #include "kernels/cuda/rope.h"
 
 namespace soup::kernels {
@@ -120,15 +121,9 @@ void Elementwise(int64_t T, Totals* totals) {
   f.T = T;
   f.H = kHidden;
   f.eps = 1e-5f;
-  Report(totals, "norm forward", 1, 2 * hidden, [&](int i) {
+  Report(totals, "norm forward", 2, 2 * hidden, [&](int i) {
     f.x = x(i);
     f.y = y(i);
-    Must(cuda::RmsNormForward(f, nullptr), "norm");
-  });
-  Report(totals, "norm forward and copy", 1, 3 * hidden, [&](int i) {
-    f.x = x(i);
-    f.y = y(i);
-    f.copy = z(i);
     Must(cuda::RmsNormForward(f, nullptr), "norm");
   });
   RmsNormBackwardArgs b{};
@@ -211,14 +206,45 @@ void Lora(int64_t T, int64_t r, const std::vector<int64_t>& widths, bool normed,
         {false, true, T, R, kHidden, 1, 0, x(i), kHidden, a(0), kHidden, u(i), R, act, act, act});
   });
   const RopeTables tables(T);
-  Report(totals, named(normed ? "lora up, rope" : "lora up").c_str(), 1, 2 * wide, [&](int i) {
-    const LoraUpArgs up = {linears, u(i), b(0), y(i), T, r, rows, 2.f, true};
-    if (normed) {
-      Must(cuda::LoraUpRope({up, tables.Args(y(i), T, false)}, nullptr), "up, rope");
-    } else {
-      Must(cuda::LoraUp(up, nullptr), "up");
-    }
-  });
+  const auto up = [&](int i) {
+    return LoraUpArgs{linears, u(i), b(0), y(i), T, r, rows, 2.f, true};
+  };
+  if (normed) {
+    Report(totals, named("lora up, rope").c_str(), 1, 2 * wide, [&](int i) {
+      Must(cuda::LoraUpRope({up(i), tables.Args(y(i), T, false)}, nullptr), "up, rope");
+    });
+    // What families with other heads have in its place.
+    const Sets product(2 * T * rows, 2), weight(kHeadDim, 1);
+    Totals beside;
+    Report(&beside, named("(qkv finish)").c_str(), 1, 4 * wide, [&](int i) {
+      QkvFinishArgs f{};
+      f.x = static_cast<float*>(product(i));
+      f.x_row_stride = f.row_stride = rows;
+      f.y = y(i);
+      f.saved = y(i + 1);
+      f.linears = linears;
+      f.u = u(i);
+      f.b = b(0);
+      f.r = r;
+      f.q_norm = f.k_norm = static_cast<uint16_t*>(weight(0));
+      f.rope = {static_cast<int32_t*>(tables.positions), static_cast<float*>(tables.frequencies(0)),
+                kHeadDim, 1.f};
+      f.T = T;
+      f.Hq = kHeads;
+      f.Hkv = kKvHeads;
+      f.D = kHeadDim;
+      f.lora_scale = 2.f;
+      f.eps = 1e-5f;
+      Must(cuda::QkvFinish(f, nullptr), "qkv finish");
+    });
+  } else {
+    const Sets residual(T * rows, 4);
+    Report(totals, named("lora up").c_str(), 1, (linears.count == 1 ? 3 : 2) * wide, [&](int i) {
+      LoraUpArgs a = up(i);
+      if (linears.count == 1) a.addend = residual(i);
+      Must(cuda::LoraUp(a, nullptr), "up");
+    });
+  }
   Report(totals, named("lora back").c_str(), 1, wide, [&](int i) {
     Must(cuda::LoraBack({linears, y(i), b(0), u(i), T, r, rows, 2.f}, nullptr), "back");
   });
