@@ -1,7 +1,7 @@
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/head_lanes.cuh"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/rope.h"
 
 namespace soup::kernels::cuda {
 namespace {
@@ -131,7 +131,35 @@ __global__ void __launch_bounds__(kBlock)
     write(x[row + c], dy[row + c], accumulate ? dx[row + c] : V{}, c);
 }
 
-constexpr int kHeadsPerBlock = 8;  // a warp each
+// Heads of up to 256: one warp a head, a lane holds 8 values or none; 8 heads a block.
+constexpr int kHeadsPerBlock = 8;
+
+__device__ __forceinline__ float WarpSum(float x) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
+// Turns the head that a warp holds, 8 values a lane: a value's partner lies half of the turned
+// dimensions away, in another lane.
+__device__ __forceinline__ void Turn(const HeadRope& rope, int64_t t, int lane, float sign,
+                                     float (&f)[8]) {
+  if (rope.positions == nullptr) return;
+  const int lanes = static_cast<int>(rope.rotary) / 2 / kVector;  // of one half
+  const int angle = lane < lanes ? lane : lane - lanes;
+  const int partner = lane < lanes ? lane + lanes : angle;
+  const bool turns = lane < 2 * lanes;
+  const float position = static_cast<float>(rope.positions[t]);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float other = __shfl_sync(~0u, f[k], turns ? partner : lane);
+    float s, c;
+    sincosf(position * (turns ? __ldg(rope.inv_freq + angle * kVector + k) : 0.f), &s, &c);
+    s *= sign;
+    const float turned = lane < lanes ? f[k] * c - other * s : f[k] * c + other * s;
+    if (turns) f[k] = turned * rope.scale;
+  }
+}
 
 // Which head of which row a warp has; false: none.
 __device__ __forceinline__ bool HeadOf(int64_t T, int heads, int64_t* t, int* h) {
@@ -216,7 +244,7 @@ unsigned HeadBlocks(int64_t heads) {
 }  // namespace
 
 cudaError_t HeadNormForward(const HeadNormForwardArgs& a, cudaStream_t stream, ActType act) {
-  if (BadHeads(a.D, a.row_stride, a.x, a.saved, a.weight) || BadRope(a.rope, a.D))
+  if (BadHeads(a.D, a.row_stride, a.x, a.saved, a.weight) || !HeadRopeTaken(a.rope, a.D))
     return cudaErrorInvalidValue;
   if (a.T * a.heads == 0) return cudaSuccess;
   const auto kernel = act == ActType::kF32 ? HeadForwardKernel<float> : HeadForwardKernel<bf16>;
@@ -226,7 +254,7 @@ cudaError_t HeadNormForward(const HeadNormForwardArgs& a, cudaStream_t stream, A
 
 cudaError_t HeadNormBackward(const HeadNormBackwardArgs& a, cudaStream_t stream, ActType act) {
   if (BadHeads(a.D, a.row_stride, a.x, a.dx, a.weight) || a.grad_row_stride % kVector != 0 ||
-      BadRope(a.rope, a.D))
+      !HeadRopeTaken(a.rope, a.D))
     return cudaErrorInvalidValue;
   if (a.T * a.heads == 0) return cudaSuccess;
   const auto kernel = act == ActType::kF32 ? HeadBackwardKernel<float> : HeadBackwardKernel<bf16>;

@@ -1,6 +1,5 @@
 // q, k, v from their fp32 product: bias, adapters, norms of heads and rope in one pass, rounded to
-// bf16 once. Contract in kernels/ops.h. One warp a head of a few rows; sums in one fixed order:
-// bitwise repeatable.
+// bf16 once. Contract in kernels/ops.h. Sums in one fixed order: bitwise repeatable.
 #ifndef SOUP_KERNELS_CUDA_QKV_FINISH_H_
 #define SOUP_KERNELS_CUDA_QKV_FINISH_H_
 

@@ -13,6 +13,12 @@ namespace soup::kernels::cuda {
 
 cudaError_t Rope(const RopeArgs& args, cudaStream_t stream, ActType act = ActType::kBf16);
 
+// What the ops that turn heads on their way take: none, or an even number of whole 8-value vectors.
+inline bool HeadRopeTaken(const HeadRope& rope, int64_t D) {
+  return rope.positions == nullptr ||
+         (rope.rotary % 16 == 0 && rope.rotary >= 1 && rope.rotary <= D);
+}
+
 }  // namespace soup::kernels::cuda
 
 #endif  // SOUP_KERNELS_CUDA_ROPE_H_
