@@ -140,6 +140,10 @@ absl::Status DecoderLayer::ForwardAttention(int64_t layer, const std::byte* slab
     SOUP_ASSIGN_OR_RETURN(std::byte * qkv,
                           TakeShared(owners, kForwardQkvOut, unkept * m.qkv_row(), env_.act_bytes));
     SOUP_ASSIGN_OR_RETURN(std::byte * lse, TakeShared(owners, kForwardLse, unkept * m.heads, 4));
+    SOUP_ASSIGN_OR_RETURN(
+        std::byte * product,
+        TakeShared(owners, kForwardQkvProduct, largest_.finish_tokens * m.qkv_width(), 4));
+    scratch_.qkv_product = reinterpret_cast<float*>(product);
     const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kQkv, weight_scratch_);
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
