@@ -1,6 +1,7 @@
 // Watch: everything after two cursors, then live until the job has ended. The stream holds cursors,
 // not events: each turn reads what lies after them. State events are read before steps, so a step
-// that was published before an event is never told after it.
+// that was published before an event is never told after it; and once more after them, so an event
+// that was published before a step is never told after it either.
 #include <deque>
 #include <optional>
 #include <vector>
@@ -77,24 +78,29 @@ class WatchStream final : public PumpedStream<WatchReply> {
 
   absl::Status Refill() {
     SOUP_ASSIGN_OR_RETURN(record_, api_.store.GetJob(job_id_));
-    SOUP_ASSIGN_OR_RETURN(const std::vector<JobEvent> events,
+    SOUP_ASSIGN_OR_RETURN(std::vector<JobEvent> events,
                           api_.store.EventsAfter(job_id_, after_sequence_, kMaxEvents));
+    const int64_t before_steps = events.empty() ? after_sequence_ : events.back().sequence();
     SOUP_ASSIGN_OR_RETURN(const std::vector<StepRecord> steps,
                           api_.steps.Read(job_id_, after_step_, kMaxSteps));
+    if (!steps.empty()) {
+      SOUP_ASSIGN_OR_RETURN(events, api_.store.EventsAfter(job_id_, after_sequence_, kMaxEvents));
+    }
     const bool more_steps = static_cast<int>(steps.size()) == kMaxSteps;
+    const bool more_events = static_cast<int>(events.size()) == kMaxEvents;
     size_t e = 0;
     size_t s = 0;
-    while (e < events.size() || s < steps.size()) {
-      const bool step_first =
-          s < steps.size() && (e == events.size() || GoesBefore(steps[s], events[e]));
-      if (step_first) {
+    for (;;) {
+      const bool step_left = s < steps.size(), event_left = e < events.size();
+      if (step_left && (event_left ? GoesBefore(steps[s], events[e]) : !more_events)) {
         after_step_ = steps[s].step();
         *ready_.emplace_back().mutable_step() = steps[s++];
-      } else if (e < events.size() && (s < steps.size() || !more_steps)) {
+      } else if (event_left &&
+                 (step_left || (!more_steps && events[e].sequence() <= before_steps))) {
         after_sequence_ = events[e].sequence();
         *ready_.emplace_back().mutable_event() = events[e++];
       } else {
-        break;  // Steps that were not read may come before this event.
+        break;  // what was not read may come before what is left
       }
     }
     // record_ was read before the steps: when it had ended, no step can follow.

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "tests/daemon/control/api_fixture.h"
 
 namespace soup::daemon {
@@ -70,6 +71,25 @@ TEST_F(ApiWatchTest, ALiveJobIsToldWithoutGapOrRepeatByManyWatchers) {
   for (int n = 1; n <= kSteps; ++n) want.push_back("step " + std::to_string(n));
   want.insert(want.end(), {"FINALIZING", "SUCCEEDED"});
   for (const auto& words : heard) EXPECT_EQ(words, want);
+}
+
+// More state events than are read at once: steps that come after them wait.
+TEST_F(ApiWatchTest, StepsKeepTheirPlaceAmongManyEvents) {
+  constexpr int kRuns = 30;                                          // three events each
+  const auto apart = [] { absl::SleepFor(absl::Milliseconds(2)); };  // times tell what was first
+  std::vector<std::string> want = {"QUEUED"};
+  for (int n = 1; n <= kRuns; ++n) {
+    fake_->StartRunning(job_, kRuns);
+    apart();
+    fake_->DoStep(job_, n);
+    apart();
+    if (n < kRuns) fake_->Move(job_, JobTrigger::kRequeued);
+    want.insert(want.end(), {"PREPARING", "RUNNING", "step " + std::to_string(n)});
+    if (n < kRuns) want.emplace_back("QUEUED");
+  }
+  fake_->Finish(job_);
+  want.insert(want.end(), {"FINALIZING", "SUCCEEDED"});
+  EXPECT_EQ(WatchWhole(Request()), want);
 }
 
 TEST_F(ApiWatchTest, ADisconnectedWatchGoesOnFromItsCursors) {
