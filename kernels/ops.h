@@ -9,8 +9,7 @@
 //   (a property of the pass). "wt" is the type of a GEMM's weight operand: fp32 on the CPU
 //     (widened from bf16), bf16 on CUDA. Pointers to them are void*.
 //   - no allocation, no synchronisation, no global state; bitwise repeatable: the result depends on
-//   the args' values and
-//     shapes only, never on addresses, thread timing or (for all but Gemm) thread count.
+//     the args' values and shapes only, never on addresses, thread timing or thread count.
 //   - buffers do not overlap unless an arg says "in place".
 //   - std only here: this header is seen by every compiler of the project.
 #ifndef SOUP_KERNELS_OPS_H_

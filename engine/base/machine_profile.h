@@ -44,7 +44,7 @@ struct MachineProfile {
   // size: tokens of one sequence, causal. FLOP counted: forward 2 S^2 Hq D, backward 2.5 times it.
   std::vector<MeasuredRate> attention_forward_rates;
   std::vector<MeasuredRate> attention_backward_rates;
-  int32_t cpu_threads = 1;  // decides bits on the CPU: frozen into the numeric plan
+  int32_t cpu_threads = 1;  // frozen into the numeric plan
   std::string blas_core;    // OpenBLAS core type, e.g. "SkylakeX": decides bits too
   // "cudnn-9.14.0" where the backend has it on this device; empty: our own attention kernels alone.
   std::string attention_library;

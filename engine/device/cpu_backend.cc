@@ -43,9 +43,7 @@ std::shared_ptr<CpuEventRep> Rep(const Event& event) {
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const CpuBackendOptions& options)
-      : options_(options),
-        context_({.threads = options.cpu_threads, .blas_threads = options.cpu_threads}),
-        copies_(options) {}
+      : options_(options), context_({.threads = options.cpu_threads}), copies_(options) {}
 
   const char* name() const override { return "cpu"; }
   DType activation_type() const override { return DType::kF32; }

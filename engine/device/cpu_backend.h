@@ -14,7 +14,7 @@
 namespace soup::engine {
 
 struct CpuBackendOptions {
-  // Threads of the kernels and of BLAS: part of the numeric plan. 0: the host's.
+  // Threads of the kernels. 0: the host's.
   int cpu_threads = 0;
   // Commands (copies and records) that the copy stream's queue holds.
   int32_t copy_queue_commands = 256;

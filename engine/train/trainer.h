@@ -173,7 +173,7 @@ struct AdapterSnapshot {
 };
 
 struct TrainerOptions {
-  // What jobs' numeric plans must have been made with: thread count and BLAS core decide bits.
+  // What jobs' numeric plans must have been made with: the BLAS core decides bits.
   // Empty backend: not checked.
   MachineProfile profile = {.backend = ""};
   FileSystem* file_system = &RealFileSystem();

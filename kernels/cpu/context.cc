@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <new>
 #include <thread>
 #include <vector>
@@ -35,13 +37,24 @@ AlignedFloats NewAlignedFloats(size_t n) {
       static_cast<float*>(::operator new (n * sizeof(float), std::align_val_t{64})));
 }
 
+// How often a thread looks again before it sleeps: some ten microseconds, about what waking one
+// costs. No yield: where other programs run it gives a whole time slice away.
+constexpr int kLooks = 400;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 }  // namespace
 
 // One job at a time. The caller publishes it by raising `generation`; each worker runs its part and
 // lowers `running`; the caller runs part 0 and waits for `running` to reach 0.
 struct CpuContext::Impl {
   int threads = 1;
-  int blas_threads = 1;
   const SimdTable* simd = nullptr;
   AlignedFloats scratch;
   std::unique_ptr<double[]> partials;
@@ -57,6 +70,9 @@ struct CpuContext::Impl {
   std::atomic<uint32_t> generation{0};
   std::atomic<int> running{0};
   bool stopping = false;
+  // Of those who sleep. (atomic::wait yields before it does.)
+  std::mutex mutex;
+  std::condition_variable started, ended;
   std::vector<std::thread> workers;
 
   void RunPart(int thread) {
@@ -76,31 +92,50 @@ struct CpuContext::Impl {
   void WorkerLoop(int thread) {
     uint32_t seen = 0;
     for (;;) {
-      generation.wait(seen, std::memory_order_acquire);
-      const uint32_t now = generation.load(std::memory_order_acquire);
-      if (now == seen) continue;
-      seen = now;
+      const auto begun = [&] { return generation.load(std::memory_order_acquire) != seen; };
+      if (!LookFor(begun)) {
+        std::unique_lock lock(mutex);
+        started.wait(lock, begun);
+      }
+      ++seen;
       if (stopping) return;
       RunPart(thread);
-      if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) running.notify_one();
+      if (running.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+      { const std::lock_guard lock(mutex); }  // the caller looks under it
+      ended.notify_one();
     }
   }
 
   void RunOnAll() {
     running.store(threads - 1, std::memory_order_relaxed);
-    generation.fetch_add(1, std::memory_order_release);
-    generation.notify_all();
+    Begin();
     RunPart(0);
-    for (int left = running.load(std::memory_order_acquire); left != 0;
-         left = running.load(std::memory_order_acquire)) {
-      running.wait(left, std::memory_order_acquire);
+    const auto done = [&] { return running.load(std::memory_order_acquire) == 0; };
+    if (LookFor(done)) return;
+    std::unique_lock lock(mutex);
+    ended.wait(lock, done);
+  }
+
+  void Begin() {
+    {
+      const std::lock_guard lock(mutex);
+      generation.fetch_add(1, std::memory_order_release);
     }
+    started.notify_all();
+  }
+
+  template <typename Condition>
+  static bool LookFor(const Condition& condition) {
+    for (int i = 0; i < kLooks; ++i) {
+      if (condition()) return true;
+      Pause();
+    }
+    return false;
   }
 
   void Stop() {
     stopping = true;
-    generation.fetch_add(1, std::memory_order_release);
-    generation.notify_all();
+    Begin();
     for (std::thread& worker : workers) worker.join();
     workers.clear();
   }
@@ -111,8 +146,7 @@ CpuContext::CpuContext(const CpuContextOptions& options) : impl_(new Impl) {
   impl_->simd = ResolveSimd(options.simd);
   impl_->scratch = NewAlignedFloats(static_cast<size_t>(impl_->threads) * kScratchFloats);
   impl_->partials.reset(new double[kPartials]);
-  openblas_set_num_threads(options.blas_threads > 0 ? options.blas_threads : impl_->threads);
-  impl_->blas_threads = openblas_get_num_threads();
+  openblas_set_num_threads(1);
   try {
     for (int i = 1; i < impl_->threads; ++i) {
       impl_->workers.emplace_back([impl = impl_.get(), i] { impl->WorkerLoop(i); });
@@ -126,7 +160,6 @@ CpuContext::CpuContext(const CpuContextOptions& options) : impl_(new Impl) {
 CpuContext::~CpuContext() { impl_->Stop(); }
 
 int CpuContext::threads() const { return impl_->threads; }
-int CpuContext::blas_threads() const { return impl_->blas_threads; }
 const SimdTable& CpuContext::simd() const { return *impl_->simd; }
 float* CpuContext::scratch(int thread) { return impl_->scratch.get() + thread * kScratchFloats; }
 double* CpuContext::partials() { return impl_->partials.get(); }

@@ -1,12 +1,11 @@
-// CpuContext: what CPU ops run on. A persistent pool of threads, scratch of fixed size a thread,
-// and the BLAS library's thread count, all made once; ops allocate nothing.
+// CpuContext: what CPU ops run on. A persistent pool of threads and scratch of fixed size a thread,
+// made once; ops allocate nothing. OpenBLAS runs on one thread, in whichever thread of the pool
+// calls it: that count is the process's.
 //
-// One context a process is meant (OpenBLAS's thread count is the process's). Ops of one context
-// must not run at the same time: the engine's compute thread owns it. Construction and destruction
-// on any thread.
+// Ops of one context must not run at the same time: the engine's compute thread owns it.
+// Construction and destruction on any thread.
 //
-// No op's result depends on the pool's size or on which thread takes which item, except Gemm's,
-// which depends on the BLAS thread count: that is why both are part of the machine profile.
+// No op's result depends on the pool's size or on which thread takes which item.
 #ifndef SOUP_KERNELS_CPU_CONTEXT_H_
 #define SOUP_KERNELS_CPU_CONTEXT_H_
 
@@ -21,8 +20,7 @@ namespace soup::kernels::cpu {
 inline constexpr int64_t kMaxHeadDim = 256;
 
 struct CpuContextOptions {
-  int threads = 0;       // pool size, the caller's thread included; 0: hardware concurrency
-  int blas_threads = 0;  // 0: as `threads`
+  int threads = 0;  // pool size, the caller's thread included; 0: hardware concurrency
   // Instruction set of the ops' loops: null for the best one here, else "base", "avx2" or "avx512"
   // (tests and benchmarks; the same bits on each). The best one too when this machine lacks it.
   const char* simd = nullptr;
@@ -38,8 +36,6 @@ class CpuContext {
   CpuContext& operator=(const CpuContext&) = delete;
 
   int threads() const;
-  // What OpenBLAS says it uses after it was set (it may have been built for fewer).
-  int blas_threads() const;
 
   // For the ops' own use.
 
@@ -81,8 +77,8 @@ class CpuContext {
   std::unique_ptr<Impl> impl_;
 };
 
-// OpenBLAS's core type ("Haswell", "SkylakeX", "Zen", ...): with the thread count it decides Gemm's
-// bits. Chosen once a process from the CPU, or by $OPENBLAS_CORETYPE.
+// OpenBLAS's core type ("Haswell", "SkylakeX", "Zen", ...): it decides Gemm's bits. Chosen once a
+// process from the CPU, or by $OPENBLAS_CORETYPE.
 std::string BlasCoreName();
 
 // Widest vector instructions the ops use here: "avx512", "avx2" or "base". Decides no bits (the ops

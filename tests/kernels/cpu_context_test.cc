@@ -59,8 +59,6 @@ TEST(CpuContextTest, ThousandsOfSmallJobs) {
 }
 
 TEST(CpuContextTest, SaysWhatDecidesBits) {
-  CpuContext ctx({.threads = 2, .blas_threads = 1});
-  EXPECT_EQ(ctx.blas_threads(), 1);
   EXPECT_FALSE(BlasCoreName().empty());
   EXPECT_EQ(BestSimdTable()->name, std::string(SimdName()));
   EXPECT_EQ(FindSimdTable("sse9"), nullptr);

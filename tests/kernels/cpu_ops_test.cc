@@ -28,14 +28,14 @@ TEST_P(CpuOps, MatchesFloat64) {
 TEST_P(CpuOps, SameBitsOnEverySimdAndThreadCount) {
   const OpCase& op = GetParam();
   WrappedDevice first(std::make_unique<CpuDevice>(
-      cpu::CpuContextOptions{.threads = 1, .blas_threads = 1, .simd = "base"}));
+      cpu::CpuContextOptions{.threads = 1, .simd = "base"}));
   op.run(first, op.seed);
   const char* const simds[] = {"base", "avx2", "avx512"};
   for (const char* simd : simds) {
     if (cpu::FindSimdTable(simd) == nullptr) continue;  // not this machine's
     for (int threads : {1, 2, 5}) {
       WrappedDevice again(std::make_unique<CpuDevice>(
-          cpu::CpuContextOptions{.threads = threads, .blas_threads = 1, .simd = simd}));
+          cpu::CpuContextOptions{.threads = threads, .simd = simd}));
       op.run(again, op.seed);
       EXPECT_EQ(again.downloads() == first.downloads(), true)
           << op.name << ": other bits with " << simd << ", " << threads << " threads, seed "
