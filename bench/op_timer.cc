@@ -86,7 +86,8 @@ OpClass OpTimer::ClassOf(const kernels::GemmArgs& a) const {
   // The other two sizes than the tokens': those may be few.
   const int64_t least = std::min(a.N, a.transpose_a ? a.M : a.K);
   if (least <= kModules * lora_rank_) return OpClass::kLora;
-  return a.c_type == kernels::Operand::kF32 ? OpClass::kHead : OpClass::kGemm;
+  const bool qkv = a.transpose_b && a.N == qkv_width_;  // fp32 too, where QkvFinish reads it
+  return a.c_type == kernels::Operand::kF32 && !qkv ? OpClass::kHead : OpClass::kGemm;
 }
 
 absl::Status OpTimer::Wait(engine::StreamView stream, const engine::Event& event) {

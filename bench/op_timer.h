@@ -39,9 +39,9 @@ struct Breakdown {
 
 class OpTimer final : public ForwardingBackend {
  public:
-  // `lora_rank`: of the job that runs, to tell its products.
-  OpTimer(engine::Backend* next, int64_t lora_rank)
-      : ForwardingBackend(next), lora_rank_(lora_rank) {}
+  // `lora_rank`: of the job that runs, and its model's columns of q, k, v: to tell products apart.
+  OpTimer(engine::Backend* next, int64_t lora_rank, int64_t qkv_width)
+      : ForwardingBackend(next), lora_rank_(lora_rank), qkv_width_(qkv_width) {}
 
   // Off at first.
   void Enable(bool on) { on_ = on; }
@@ -107,6 +107,7 @@ class OpTimer final : public ForwardingBackend {
   OpClass ClassOf(const kernels::GemmArgs& a) const;
 
   const int64_t lora_rank_;
+  const int64_t qkv_width_;
   bool on_ = false;
   std::vector<Timing> timings_;  // those in use come first; events are used again
   size_t used_ = 0;

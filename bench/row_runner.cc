@@ -151,7 +151,7 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
 
   AblatedBackend ablated(&backend_, ablation);
   WorkCounter counter(&ablated, profile_);
-  OpTimer timer(&counter, spec.lora_r);
+  OpTimer timer(&counter, spec.lora_r, base->spec.qkv_width());
   engine::TrainerOptions options;
   options.profile = profile_;
   SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Trainer> trainer,
