@@ -27,15 +27,15 @@ TEST_P(CpuOps, MatchesFloat64) {
 // else here.
 TEST_P(CpuOps, SameBitsOnEverySimdAndThreadCount) {
   const OpCase& op = GetParam();
-  WrappedDevice first(std::make_unique<CpuDevice>(
-      cpu::CpuContextOptions{.threads = 1, .simd = "base"}));
+  WrappedDevice first(
+      std::make_unique<CpuDevice>(cpu::CpuContextOptions{.threads = 1, .simd = "base"}));
   op.run(first, op.seed);
   const char* const simds[] = {"base", "avx2", "avx512"};
   for (const char* simd : simds) {
     if (cpu::FindSimdTable(simd) == nullptr) continue;  // not this machine's
     for (int threads : {1, 2, 5}) {
-      WrappedDevice again(std::make_unique<CpuDevice>(
-          cpu::CpuContextOptions{.threads = threads, .simd = simd}));
+      WrappedDevice again(
+          std::make_unique<CpuDevice>(cpu::CpuContextOptions{.threads = threads, .simd = simd}));
       op.run(again, op.seed);
       EXPECT_EQ(again.downloads() == first.downloads(), true)
           << op.name << ": other bits with " << simd << ", " << threads << " threads, seed "
