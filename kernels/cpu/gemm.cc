@@ -11,8 +11,8 @@ namespace {
 // A product is cut into blocks of C that the pool's threads take, OpenBLAS on one thread each: its
 // own threads wait for one another by sched_yield, which gives a whole time slice away where other
 // programs run. The cut follows from the shape alone, and with it the bits.
-constexpr int64_t kBlockSide = 512;            // packing an operand costs little beside its use
-constexpr int64_t kBlockLeastSide = 64;        //
+constexpr int64_t kBlockSide = 512;  // packing an operand costs little beside its use
+constexpr int64_t kBlockLeastSide = 64;
 constexpr int64_t kBlockLeastWork = 16 << 20;  // multiplications: about half a millisecond
 constexpr int64_t kBlocksWanted = 16;
 
