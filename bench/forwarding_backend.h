@@ -91,6 +91,9 @@ class ForwardingBackend : public engine::Backend {
   void SwigluForward(const kernels::SwigluForwardArgs& a) override { next_.SwigluForward(a); }
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override { next_.SwigluBackward(a); }
   void Gemm(const kernels::GemmArgs& a) override { next_.Gemm(a); }
+  void GateUp(const kernels::GateUpArgs& a) override { next_.GateUp(a); }
+  void DownBackward(const kernels::DownBackwardArgs& a) override { next_.DownBackward(a); }
+  int64_t fused_gate_rows() const override { return next_.fused_gate_rows(); }
   bool computes() const override { return next_.computes(); }
   bool chooses_gemms() const override { return next_.chooses_gemms(); }
   absl::StatusOr<engine::GemmPreparation> PrepareGemms(

@@ -70,6 +70,8 @@ class OpTimer final : public ForwardingBackend {
   void SwigluForward(const kernels::SwigluForwardArgs& a) override;
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override;
   void Gemm(const kernels::GemmArgs& a) override;
+  void GateUp(const kernels::GateUpArgs& a) override;
+  void DownBackward(const kernels::DownBackwardArgs& a) override;
   void LoraUp(const kernels::LoraUpArgs& a) override;
   void LoraUpRope(const kernels::LoraUpRopeArgs& a) override;
   void LoraBack(const kernels::LoraBackArgs& a) override;

@@ -11,10 +11,24 @@ void WorkCounter::Gemm(const kernels::GemmArgs& args) {
       2.0 * static_cast<double>(args.M) * static_cast<double>(args.N) * static_cast<double>(args.K);
   // The rows of a product are its tokens: they are summed over where A is transposed.
   const int64_t tokens = args.transpose_a ? args.K : args.M;
+  Product(flops, tokens);
+  next().Gemm(args);
+}
+
+void WorkCounter::GateUp(const kernels::GateUpArgs& args) {
+  Product(4.0 * static_cast<double>(args.T) * static_cast<double>(args.H * args.I), args.T);
+  next().GateUp(args);
+}
+
+void WorkCounter::DownBackward(const kernels::DownBackwardArgs& args) {
+  Product(2.0 * static_cast<double>(args.T) * static_cast<double>(args.H * args.I), args.T);
+  next().DownBackward(args);
+}
+
+void WorkCounter::Product(double flops, int64_t tokens) {
   const double rate = engine::RateAt(profile_.gemm_rates, tokens);
   work_.gemm_flops += flops;
   if (rate > 0) work_.ideal_seconds += flops / rate;
-  next().Gemm(args);
 }
 
 void WorkCounter::AttentionForward(const kernels::AttentionForwardArgs& args) {

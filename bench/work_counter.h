@@ -26,11 +26,14 @@ class WorkCounter final : public ForwardingBackend {
   const Work& work() const { return work_; }
 
   void Gemm(const kernels::GemmArgs& args) override;
+  void GateUp(const kernels::GateUpArgs& args) override;
+  void DownBackward(const kernels::DownBackwardArgs& args) override;
   void AttentionForward(const kernels::AttentionForwardArgs& args) override;
   void AttentionBackward(const kernels::AttentionBackwardArgs& args,
                          const engine::AttentionScratch& scratch) override;
 
  private:
+  void Product(double flops, int64_t tokens);
   void Attention(const int32_t* cu_seqlens, int64_t sequences, int64_t query_width, double factor,
                  const std::vector<engine::MeasuredRate>& curve);
 

@@ -205,6 +205,30 @@ struct SwigluBackwardArgs {
   GateActivation gate = GateActivation::kSilu;
 };
 
+// Gate and up of a gated MLP and what follows them: gate_up = x W^T, rounded to act, then y =
+// f(gate) * up as SwigluForward. gate_up is memory that the op may use; `wanted`: and holds what its
+// name says afterwards. The bits of either do not depend on whether the other is asked for.
+struct GateUpArgs {
+  const void* x;  // act [T, H]
+  const void* w;  // wt [2 I, H], gate's rows first
+  void* gate_up;  // act [T, 2 I]
+  void* y;        // act [T, I]; null: gate and up alone (wanted)
+  int64_t T, H, I;
+  GateActivation gate = GateActivation::kSilu;
+  bool wanted = true;
+};
+// The backward of the down projection and of the gate before it: d_act = dy W, rounded to act, then
+// SwigluBackward in place over gate_up; d_act is memory that the op may use. gate_up null: d_act
+// alone; the bits that SwigluBackward then makes of it are the same.
+struct DownBackwardArgs {
+  const void* dy;  // act [T, H]
+  const void* w;   // wt [H, I]
+  void* d_act;     // act [T, I]
+  void* gate_up;   // act [T, 2 I]
+  int64_t T, H, I;
+  GateActivation gate = GateActivation::kSilu;
+};
+
 // C = alpha * op(A) * op(B) + beta * C, row-major with leading dimensions (elements).
 // op(A) is [M, K], op(B) is [K, N]. beta is 0, or 1 to accumulate; with beta 0 C's old bytes are
 // not read. With an addend (beta 1 only), beta's term is that matrix instead of C's old value: a

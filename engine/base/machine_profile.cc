@@ -10,8 +10,8 @@
 namespace soup::engine {
 namespace {
 
-// 1: no curves. 2: no attention library. Raise it whenever a field changes its meaning.
-constexpr int kVersion = 3;
+// 1: no curves. 2: no attention library. 3: no fused gates. Raise it whenever a field changes its meaning.
+constexpr int kVersion = 4;
 
 nlohmann::json CurveToJson(const std::vector<MeasuredRate>& curve) {
   nlohmann::json points = nlohmann::json::array();
@@ -67,6 +67,7 @@ std::string MachineProfile::ToText() const {
                         {"attention_backward_rates", CurveToJson(attention_backward_rates)},
                         {"cpu_threads", cpu_threads},
                         {"blas_core", blas_core},
+                        {"fused_gate_rows", fused_gate_rows},
                         {"attention_library", attention_library}}
       .dump();
 }
@@ -104,6 +105,7 @@ absl::StatusOr<MachineProfile> MachineProfile::FromText(absl::string_view text) 
     }
     p.cpu_threads = j.at("cpu_threads").get<int32_t>();
     p.blas_core = j.at("blas_core").get<std::string>();
+    p.fused_gate_rows = j.at("fused_gate_rows").get<int64_t>();
     p.attention_library = j.at("attention_library").get<std::string>();
     return p;
   } catch (const nlohmann::json::exception& e) {

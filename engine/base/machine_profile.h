@@ -46,6 +46,8 @@ struct MachineProfile {
   std::vector<MeasuredRate> attention_backward_rates;
   int32_t cpu_threads = 1;  // frozen into the numeric plan
   std::string blas_core;    // OpenBLAS core type, e.g. "SkylakeX": decides bits too
+  // From how many rows on the gate of an MLP is computed within its products (Backend); 0: never.
+  int64_t fused_gate_rows = 0;
   // "cudnn-9.14.0" where the backend has it on this device; empty: our own attention kernels alone.
   std::string attention_library;
 

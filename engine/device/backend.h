@@ -33,6 +33,7 @@
 #include "engine/base/dtype.h"
 #include "engine/device/arena.h"
 #include "engine/device/event.h"
+#include "kernels/gate_ops.h"
 #include "kernels/lora_products.h"
 #include "kernels/ops.h"
 #include "kernels/qkv_ops.h"
@@ -163,6 +164,16 @@ class Backend {
   virtual void SwigluForward(const kernels::SwigluForwardArgs& args) = 0;
   virtual void SwigluBackward(const kernels::SwigluBackwardArgs& args) = 0;
   virtual void Gemm(const kernels::GemmArgs& args) = 0;
+  // One op after the other where a backend has nothing better.
+  virtual void GateUp(const kernels::GateUpArgs& args) {
+    kernels::ForEachOp(args, [this](const auto& op) { Launch(op); });
+  }
+  virtual void DownBackward(const kernels::DownBackwardArgs& args) {
+    kernels::ForEachOp(args, [this](const auto& op) { Launch(op); });
+  }
+  // From how many rows on those two may be kernels of their own, which ask for no Gemm
+  // (kernels::GateProductsTaken, act bf16); 0: never.
+  virtual int64_t fused_gate_rows() const { return 0; }
   // False for a backend that runs nothing: what it copies to the host is not written.
   virtual bool computes() const { return true; }
   // Whether products run by algorithms that PrepareGemms must have chosen.
@@ -221,6 +232,9 @@ class Backend {
 
  private:
   void Launch(const kernels::AddBiasArgs& args) { AddBias(args); }
+  void Launch(const kernels::GemmArgs& args) { Gemm(args); }
+  void Launch(const kernels::SwigluForwardArgs& args) { SwigluForward(args); }
+  void Launch(const kernels::SwigluBackwardArgs& args) { SwigluBackward(args); }
   void Launch(const kernels::LoraUpArgs& args) { LoraUp(args); }
   void Launch(const kernels::HeadNormForwardArgs& args) { HeadNormForward(args); }
   void Launch(const kernels::RopeArgs& args) { Rope(args); }

@@ -24,6 +24,7 @@
 #include "engine/device/cuda_ops.h"
 #include "engine/device/cuda_stopwatch.h"
 #include "engine/device/host_mapping.h"
+#include "kernels/cuda/gate_products.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/optimizer.h"
@@ -107,6 +108,9 @@ class Cuda final : public CudaOps {
     gemms.use_heuristic = options_.heuristic_gemms;
     SOUP_ASSIGN_OR_RETURN(gemms_, CudaGemms::Create(block_.data(), kGemmWorkspaceBytes, gemms));
     if (properties.major == kCudnnMajor) SOUP_RETURN_IF_ERROR(OpenCudnn());
+    if (cuda::HasGateProducts()) {
+      fused_gate_rows_ = options_.fused_gate_rows.value_or(cuda::kFusedGateRows);
+    }
     int value = 0;
     cudaDeviceGetAttribute(&value, cudaDevAttrHostRegisterReadOnlySupported, options_.device);
     read_only_pins_ = value != 0;
@@ -450,6 +454,11 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
   made.profile.blas_core =
       absl::StrCat("sm_", properties.major, properties.minor, ", ", properties.multiProcessorCount,
                    " SMs, cuBLASLt ", cuda::GemmLibrary::LibraryVersion());
+  made.profile.fused_gate_rows = backend->fused_gate_rows();
+  if (made.profile.fused_gate_rows > 0) {
+    absl::StrAppend(&made.profile.blas_core, ", gates in products from ",
+                    made.profile.fused_gate_rows, " rows");
+  }
   made.profile.attention_library = backend->attention_library();
   made.backend = std::move(backend);
   return made;

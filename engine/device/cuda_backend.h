@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -33,6 +34,9 @@ struct CudaBackendOptions {
   // Takes the library's first choice for every product instead of timing: the same in every
   // process, and slower. For tests and tools.
   bool heuristic_gemms = false;
+  // From how many rows on the gated MLP's products are kernels of our own, where the card has them;
+  // 0: never. It decides bits. Others than the default are for tests.
+  std::optional<int64_t> fused_gate_rows;
   // The limit of a wait for the device where the caller names none.
   absl::Duration wait_limit = absl::Minutes(10);
   // Fills every arena buffer with NaNs when it is taken: a read before a write shows. For tests:

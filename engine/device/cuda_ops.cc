@@ -10,6 +10,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_f32.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gate_products.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
 #include "kernels/cuda/moe.h"
@@ -245,6 +246,18 @@ void CudaOps::Gemm(const kernels::GemmArgs& a) {
     return;
   }
   Told(error, absl::StrCat("Gemm ", cuda::GemmKeyText(a)));
+}
+void CudaOps::GateUp(const kernels::GateUpArgs& a) {
+  if (f32() || !kernels::GateProductsTaken(fused_gate_rows_, a.T, a.H, a.I)) {
+    return Backend::GateUp(a);
+  }
+  Told(cuda::GateUp(a, compute_.get()), "GateUp");
+}
+void CudaOps::DownBackward(const kernels::DownBackwardArgs& a) {
+  if (f32() || !kernels::GateProductsTaken(fused_gate_rows_, a.T, a.H, a.I)) {
+    return Backend::DownBackward(a);
+  }
+  Told(cuda::DownBackward(a, compute_.get()), "DownBackward");
 }
 template <typename Args>
 void CudaOps::Products(const Args& a) {

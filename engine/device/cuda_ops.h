@@ -40,6 +40,9 @@ class CudaOps : public Backend {
   void SwigluForward(const kernels::SwigluForwardArgs& args) override;
   void SwigluBackward(const kernels::SwigluBackwardArgs& args) override;
   void Gemm(const kernels::GemmArgs& args) override;
+  void GateUp(const kernels::GateUpArgs& args) override;
+  void DownBackward(const kernels::DownBackwardArgs& args) override;
+  int64_t fused_gate_rows() const override { return fused_gate_rows_; }
   void LoraUp(const kernels::LoraUpArgs& args) override;
   void LoraUpRope(const kernels::LoraUpRopeArgs& args) override;
   void QkvFinish(const kernels::QkvFinishArgs& args) override;
@@ -77,6 +80,7 @@ class CudaOps : public Backend {
   CudaAttentionTiles tiles_;
   std::unique_ptr<kernels::cuda::CudnnAttention> cudnn_;  // null: not on this machine
   std::unique_ptr<CudaGemms> gemms_;
+  int64_t fused_gate_rows_ = 0;
   double* partial_sums_ = nullptr;  // device, kSumSquaresPartials
   CudaHostRegistrations registrations_;
   bool reads_pinned_ = false;  // the device reads pinned host memory by its host address

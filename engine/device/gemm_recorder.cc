@@ -23,6 +23,13 @@ void GemmRecorder::Gemm(const kernels::GemmArgs& a) {
   }
 }
 
+void GemmRecorder::GateUp(const kernels::GateUpArgs& a) {
+  if (!gates_taken(a.T, a.H, a.I)) Backend::GateUp(a);
+}
+void GemmRecorder::DownBackward(const kernels::DownBackwardArgs& a) {
+  if (!gates_taken(a.T, a.H, a.I)) Backend::DownBackward(a);
+}
+
 template <typename Args>
 void GemmRecorder::Products(const Args& args) {
   if (has_lora_kernels() && kernels::LoraKernelsTake(args.linears, args.r, args.ldy)) return;

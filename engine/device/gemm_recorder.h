@@ -18,7 +18,10 @@ class GemmRecorder final : public Backend {
  public:
   // Looks like `model`: its name and its present types.
   explicit GemmRecorder(const Backend& model)
-      : name_(model.name()), act_(model.activation_type()), wt_(model.weight_type()) {}
+      : name_(model.name()),
+        act_(model.activation_type()),
+        wt_(model.weight_type()),
+        fused_gate_rows_(model.fused_gate_rows()) {}
 
   // Each different product once, in the order of its first launch. Pointers are not to be read.
   const std::vector<kernels::GemmArgs>& products() const { return products_; }
@@ -69,6 +72,9 @@ class GemmRecorder final : public Backend {
   void SwigluForward(const kernels::SwigluForwardArgs&) override {}
   void SwigluBackward(const kernels::SwigluBackwardArgs&) override {}
   void Gemm(const kernels::GemmArgs& args) override;
+  void GateUp(const kernels::GateUpArgs& args) override;
+  void DownBackward(const kernels::DownBackwardArgs& args) override;
+  int64_t fused_gate_rows() const override { return fused_gate_rows_; }
   bool computes() const override { return false; }
   bool chooses_gemms() const override { return false; }
   absl::StatusOr<GemmPreparation> PrepareGemms(absl::Span<const kernels::GemmArgs>,
@@ -104,6 +110,9 @@ class GemmRecorder final : public Backend {
   void NarrowToBf16(const float*, void*, int64_t) override {}
 
  private:
+  bool gates_taken(int64_t T, int64_t H, int64_t I) const {
+    return act_ == DType::kBF16 && kernels::GateProductsTaken(fused_gate_rows_, T, H, I);
+  }
   // The kernels of LoRA are bf16's.
   bool has_lora_kernels() const { return name_ == "cuda" && act_ == DType::kBF16; }
   template <typename Args>
@@ -112,6 +121,7 @@ class GemmRecorder final : public Backend {
   const std::string name_;
   DType act_;
   const DType wt_;
+  const int64_t fused_gate_rows_;
   std::set<std::array<int64_t, 8>> known_;
   std::vector<kernels::GemmArgs> products_;
 };

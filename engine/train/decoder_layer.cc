@@ -192,10 +192,9 @@ absl::Status DecoderLayer::ForwardMlp(int64_t layer, const std::byte* slab,
     const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kGateUp, weight_scratch_);
     for (const PassItemState& item : items_) {
       LayerActivations a = activations(item);
-      if (!a.has_mlp()) a.gate_up = gate_up;
-      GateUp(item, layer, slab, w, a);
-      env_.backend->SwigluForward(
-          {a.gate_up, item.work, item.T, m.intermediate, GateOf(env_.spec)});
+      const bool kept = a.has_mlp();
+      if (!kept) a.gate_up = gate_up;
+      GateUp(item, layer, slab, w, a, item.work, /*wanted=*/kept);
     }
   }
   const GroupWeight w = MakeGroupWeight(env_, layer, slab, Group::kDown, weight_scratch_);
@@ -430,15 +429,33 @@ void DecoderLayer::Output(const PassItemState& item, int64_t layer, const std::b
   OutputNorm(item, out, slab + env_.layout(layer).attention_out_norm_offset, a.middle);
 }
 
-// norm, gate and up with bias and LoRA.
+// norm, gate and up with bias and LoRA, then the gate into `act` unless that is null. `wanted`:
+// gate and up are read again.
 void DecoderLayer::GateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
-                          const GroupWeight& w, const LayerActivations& a) {
-  const int64_t width = 2 * env_.spec.intermediate;
+                          const GroupWeight& w, const LayerActivations& a, std::byte* act,
+                          bool wanted) {
+  const int64_t inner = env_.spec.intermediate, width = 2 * inner;
   Norm(item, a.middle, slab + env_.layout(layer).post_attention_norm_offset);
-  LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width,
-                BiasRows(item, layer, slab, Group::kGateUp, a.gate_up, width));
-  LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden, LowRank(item, Group::kGateUp, a),
-              a.gate_up, width, scratch_.lora);
+  if (!GatesWithinProduct(item, layer, Group::kGateUp)) {
+    LinearForward(env_, scratch_.hidden, item.T, w, a.gate_up, width,
+                  BiasRows(item, layer, slab, Group::kGateUp, a.gate_up, width));
+    LoraForward(env_, item, layer, Group::kGateUp, scratch_.hidden,
+                LowRank(item, Group::kGateUp, a), a.gate_up, width, scratch_.lora);
+    if (act == nullptr) return;
+    env_.backend->SwigluForward({a.gate_up, act, item.T, inner, GateOf(env_.spec)});
+    return;
+  }
+  env_.backend->GateUp(
+      {scratch_.hidden, w.data, a.gate_up, act, item.T, w.cols, inner, GateOf(env_.spec), wanted});
+  env_.progress->fetch_add(1, std::memory_order_relaxed);
+}
+
+// Whether nothing stands between the product of gate and up, or of the gradient of down's input,
+// and the gate.
+bool DecoderLayer::GatesWithinProduct(const PassItemState& item, int64_t layer, Group group) const {
+  const bool biased =
+      group == Group::kGateUp && env_.layout(layer).bias_offset[static_cast<int>(group)] >= 0;
+  return !biased && !item.lora->adapts(group);
 }
 
 // x' = middle + act Wd^T, act in item.work; normed first where the family does.

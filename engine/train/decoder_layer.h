@@ -147,7 +147,9 @@ class DecoderLayer {
   void Output(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
               const LayerActivations& a);
   void GateUp(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
-              const LayerActivations& a);
+              const LayerActivations& a, std::byte* act, bool wanted);
+  bool GatesWithinProduct(const PassItemState& item, int64_t layer, Group group) const;
+  bool BackThroughGate(const PassItemState& item, int64_t layer) const;
   void Down(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
             const LayerActivations& a);
 

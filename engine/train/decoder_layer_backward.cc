@@ -97,8 +97,18 @@ absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
   for (const PassItemState& item : items_) {
     if (!item.train) continue;
     if (m.post_norms) OutputNormBackward(item, item.mlp_out, out_norm, scratch_.d_hidden);
-    LinearBackward(env_, m.post_norms ? scratch_.d_hidden : item.grad, item.T, w,
-                   item.back_work);  // d act
+    // Into d gate and d up where gate and up are at hand, else into d act.
+    kernels::DownBackwardArgs args{};
+    args.dy = m.post_norms ? scratch_.d_hidden : item.grad;
+    args.w = w.data;
+    args.d_act = item.back_work;
+    if (BackThroughGate(item, layer)) args.gate_up = BackwardActivations(item).gate_up;
+    args.T = item.T;
+    args.H = w.rows;
+    args.I = w.cols;
+    args.gate = GateOf(m);
+    env_.backend->DownBackward(args);
+    env_.progress->fetch_add(1, std::memory_order_relaxed);
   }
   std::vector<ArenaBuffer> owners;
   LayerActivations mlp_again;
@@ -121,24 +131,30 @@ absl::Status DecoderLayer::BackwardMlp(int64_t layer, const std::byte* slab) {
   return absl::OkStatus();
 }
 
-// From d act in item.back_work to the gradient of the middle in item.grad.
+// Whether down's product goes on through the gate: nothing stands between, and what the forward has
+// made of gate and up is kept.
+bool DecoderLayer::BackThroughGate(const PassItemState& item, int64_t layer) const {
+  return BackwardActivations(item).has_mlp() && GatesWithinProduct(item, layer, Group::kDown);
+}
+
+// From d act in item.back_work, or d gate and d up, to the gradient of the middle in item.grad.
 void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, const std::byte* slab,
                                   const GroupWeight& w, const LayerActivations& mlp_again,
                                   std::byte* act) {
   const int64_t inner = env_.spec.intermediate, h = env_.spec.hidden;
   LayerActivations a = BackwardActivations(item);
-  const bool kept = a.has_mlp();
+  const bool kept = a.has_mlp(), adapts_down = item.lora->adapts(Group::kDown);
   const LayerLayout& layout = env_.layout(layer);
   const std::byte* norm = slab + layout.post_attention_norm_offset;
   const kernels::GateActivation gate = GateOf(env_.spec);
   if (!kept) {
     a.gate_up = mlp_again.gate_up;
     a.mlp_low_rank = mlp_again.mlp_low_rank;
-    GateUp(item, layer, slab, w, a);
+    GateUp(item, layer, slab, w, a, adapts_down ? act : nullptr, /*wanted=*/true);
   }
-  if (item.lora->adapts(Group::kDown)) {
+  if (adapts_down) {
     std::byte* u = LowRank(item, Group::kDown, a);
-    env_.backend->SwigluForward({a.gate_up, act, item.T, inner, gate});
+    if (kept) env_.backend->SwigluForward({a.gate_up, act, item.T, inner, gate});
     if (!kept) LoraLowRank(env_, item, layer, Group::kDown, act, u, scratch_.lora);
     const bool normed = env_.spec.post_norms;
     if (normed) {
@@ -147,7 +163,9 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
     LoraBackward(env_, item, layer, Group::kDown, normed ? scratch_.d_hidden : item.grad, h, act, u,
                  item.back_work, scratch_.lora);
   }
-  env_.backend->SwigluBackward({a.gate_up, item.back_work, a.gate_up, item.T, inner, gate});
+  if (!BackThroughGate(item, layer)) {
+    env_.backend->SwigluBackward({a.gate_up, item.back_work, a.gate_up, item.T, inner, gate});
+  }
   NormedGroupBackward(item, layer, Group::kGateUp, a.gate_up, 2 * inner,
                       LowRank(item, Group::kGateUp, a), w, a.middle, norm, /*input=*/true);
 }

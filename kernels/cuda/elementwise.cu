@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(kBlock)
   float g[8], u[8];
   Unpack8(LoadOnce(gate_up + t * 2 * width + c), g);
   Unpack8(LoadOnce(gate_up + t * 2 * width + width + c), u);
-#pragma unroll
-  for (int k = 0; k < 8; ++k) g[k] = Gate<GELU>(g[k]) * u[k];
+  Gated<GELU>(u, g);
   y[t * width + c] = PackAs<V>(g);
 }
 
@@ -55,12 +54,7 @@ __global__ void __launch_bounds__(kBlock)
   Unpack8(gate_up[at], g);
   Unpack8(gate_up[at + width], u);
   Unpack8(LoadOnce(dy + t * width + c), d);
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const float value = Gate<GELU>(g[k]);
-    g[k] = d[k] * u[k] * GateSlope<GELU>(g[k]);
-    u[k] = d[k] * value;
-  }
+  GatedBack<GELU>(d, g, u);
   d_gate_up[at] = PackAs<V>(g);
   d_gate_up[at + width] = PackAs<V>(u);
 }

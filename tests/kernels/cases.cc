@@ -13,6 +13,7 @@ std::vector<OpCase> AllCases() {
   AppendElementwiseCases(&cases);
   AppendGemmCases(&cases);
   AppendLoraCases(&cases);
+  AppendGateCases(&cases);
   AppendQkvCases(&cases);
   AppendLossCases(&cases);
   AppendOptimizerCases(&cases);

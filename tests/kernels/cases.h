@@ -41,6 +41,7 @@ void AppendNormAndRopeCases(std::vector<OpCase>* cases);
 void AppendAttentionCases(std::vector<OpCase>* cases);
 void AppendElementwiseCases(std::vector<OpCase>* cases);
 void AppendGemmCases(std::vector<OpCase>* cases);
+void AppendGateCases(std::vector<OpCase>* cases);
 void AppendLoraCases(std::vector<OpCase>* cases);
 void AppendQkvCases(std::vector<OpCase>* cases);
 void AppendLossCases(std::vector<OpCase>* cases);

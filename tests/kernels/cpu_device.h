@@ -17,6 +17,7 @@
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
 #include "kernels/cpu/rope.h"
+#include "kernels/gate_ops.h"
 #include "kernels/lora_products.h"
 #include "kernels/qkv_ops.h"
 #include "tests/kernels/device.h"
@@ -63,6 +64,12 @@ class CpuDevice : public TestDevice {
   void Run(const SwigluForwardArgs& args) override { cpu::SwigluForward(args, context_); }
   void Run(const SwigluBackwardArgs& args) override { cpu::SwigluBackward(args, context_); }
   void Run(const GemmArgs& args) override { cpu::Gemm(args, context_); }
+  void Run(const GateUpArgs& args) override {
+    ForEachOp(args, [this](const auto& op) { Run(op); });
+  }
+  void Run(const DownBackwardArgs& args) override {
+    ForEachOp(args, [this](const auto& op) { Run(op); });
+  }
   void Run(const LoraUpArgs& args) override {
     SOUP_KERNEL_CHECK(LoraAddendFits(args));
     if (LoraAddendFirst(args)) cpu::Axpy(AddendOf(args), context_);

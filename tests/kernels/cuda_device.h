@@ -16,6 +16,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_f32.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gate_products.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
@@ -25,6 +26,7 @@
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/qkv_finish.h"
 #include "kernels/cuda/rope.h"
+#include "kernels/gate_ops.h"
 #include "kernels/lora_products.h"
 #include "kernels/qkv_ops.h"
 #include "tests/kernels/device.h"
@@ -134,6 +136,15 @@ class CudaDevice : public TestDevice {
     }
     Check(cuda::SkinnyTakes(a) ? cuda::SkinnyGemm(a, nullptr) : gemm_->Gemm(a, nullptr), "Gemm");
   }
+  // Kernels of their own at any number of rows, where the card has them.
+  void Run(const GateUpArgs& a) override {
+    if (f32() || !cuda::HasGateProducts()) return Ops(a);
+    Check(cuda::GateUp(a, nullptr), "GateUp");
+  }
+  void Run(const DownBackwardArgs& a) override {
+    if (f32() || !cuda::HasGateProducts()) return Ops(a);
+    Check(cuda::DownBackward(a, nullptr), "DownBackward");
+  }
   void Run(const LoraUpArgs& a) override {
     if (!f32() && LoraUpKernelsTake(a.linears, a.r, a.ldy)) {
       Check(cuda::LoraUp(a, nullptr), "LoraUp");
@@ -152,7 +163,7 @@ class CudaDevice : public TestDevice {
     Run(a.rope);
   }
   void Run(const QkvFinishArgs& a) override {
-    if (f32()) return ForEachOp(a, [this](const auto& op) { Run(op); });
+    if (f32()) return Ops(a);
     Check(cuda::QkvFinish(a, nullptr), "QkvFinish");
   }
   void Run(const LoraBackArgs& a) override {
@@ -218,6 +229,10 @@ class CudaDevice : public TestDevice {
   template <typename Args>
   static cuda::AttentionVariant Variant(const Args& a) {
     return {static_cast<int32_t>(a.window), a.soft_cap};
+  }
+  template <typename Args>
+  void Ops(const Args& args) {
+    ForEachOp(args, [this](const auto& op) { Run(op); });
   }
   // As the CUDA backend where LoRA's kernels do not take a shape.
   template <typename Args>

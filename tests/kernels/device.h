@@ -53,6 +53,8 @@ class TestDevice {
   virtual void Run(const SwigluForwardArgs& args) = 0;
   virtual void Run(const SwigluBackwardArgs& args) = 0;
   virtual void Run(const GemmArgs& args) = 0;
+  virtual void Run(const GateUpArgs& args) = 0;
+  virtual void Run(const DownBackwardArgs& args) = 0;
   virtual void Run(const LoraUpArgs& args) = 0;
   virtual void Run(const LoraUpRopeArgs& args) = 0;
   virtual void Run(const QkvFinishArgs& args) = 0;  // act fp32: args.x is args.y

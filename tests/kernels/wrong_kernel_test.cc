@@ -101,6 +101,15 @@ std::vector<WrongKernel> Elementwise() {
   return {
       {"first_element", "swiglu_forward",
        ThenChange<SwigluForwardArgs>([](const auto& a) { Floats(a.y)[0] *= 1.0001f; })},
+      {"gate_up_of_another_row", "gate_up",
+       ThenChange<GateUpArgs>([](const auto& a) { Floats(a.gate_up)[0] += 0.01f; })},
+      {"gelu_for_silu", "gate_up_T100",
+       WithArgs<GateUpArgs>([](auto& a) { a.gate = GateActivation::kGeluTanh; })},
+      {"one_row_too_many", "down_backward", WithArgs<DownBackwardArgs>([](auto& a) {
+         if (a.gate_up == nullptr) Floats(a.d_act)[a.T * a.I] = 0.0f;
+       })},
+      {"gate_left_out", "down_backward",
+       WithArgs<DownBackwardArgs>([](auto& a) { a.gate_up = nullptr; })},
       {"gate_and_up_swapped", "swiglu_backward", ThenChange<SwigluBackwardArgs>([](const auto& a) {
          std::swap(Floats(a.d_gate_up)[0], Floats(a.d_gate_up)[a.I]);
        })},

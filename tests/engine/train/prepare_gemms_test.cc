@@ -44,6 +44,8 @@ class StrictBackend final : public bench::ForwardingBackend {
     }
     next().Gemm(g);
   }
+  void GateUp(const kernels::GateUpArgs& a) override { Backend::GateUp(a); }
+  void DownBackward(const kernels::DownBackwardArgs& a) override { Backend::DownBackward(a); }
 
   const std::vector<std::string>& unknown() const { return unknown_; }
   int rooms_made() const { return rooms_made_; }

@@ -83,6 +83,9 @@ class RoundingBackend : public bench::ForwardingBackend {
     }
     if (act) Round(a.C, a.M, a.N, a.ldc);
   }
+  // As their ops: what is rounded between them is rounded within a kernel too.
+  void GateUp(const kernels::GateUpArgs& a) override { Backend::GateUp(a); }
+  void DownBackward(const kernels::DownBackwardArgs& a) override { Backend::DownBackward(a); }
   void QkvFinish(const kernels::QkvFinishArgs& a) override {
     next().QkvFinish(a);
     Round(a.y, a.T, (a.Hq + 2 * a.Hkv) * a.D, a.row_stride);
