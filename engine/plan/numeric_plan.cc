@@ -305,6 +305,8 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
   if (shape.lengths.empty()) {
     return absl::InvalidArgumentError("the dataset has no training record");
   }
+  SOUP_ASSIGN_OR_RETURN(const PrecisionChoice choice,
+                        ChoosePrecision(shape.precision, shape.model, profile.backend));
   const int64_t longest = Longest(shape);
   if (shape.model.max_position > 0 && longest > shape.model.max_position) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -321,7 +323,7 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
                RoundUp((shape.model.vocab + 3) / 4, cuda ? kCudaRowTile : int64_t{16}));
   plan.cpu_threads = std::max(profile.cpu_threads, 1);
   plan.blas_core = profile.blas_core;
-  plan.f32_activations = cuda && shape.model.has_sparse_layers();
+  plan.f32_activations = cuda && choice.precision == Precision::kFp32;
   // The library's attention is bf16.
   if (cuda && !plan.f32_activations) {
     plan.attention = ChooseAttention(shape, profile, plan.micro_batch_tokens);
