@@ -90,7 +90,7 @@ struct NumericPlan {
 std::string OtherMachine(const NumericPlan& plan, const MachineProfile& profile);
 
 // Errors: InvalidArgument (a record longer than the model's positions, no records, a precision that
-// the backend has not).
+// the backend has not or that the adapter's rank is too large for).
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile);
 
 // Fills in what packing depends on, micro_batch_tokens, order_tile and buckets, from the lengths

@@ -314,6 +314,28 @@ TEST(NumericPlan, PrecisionThatIsAskedForIsTakenWhateverTheModel) {
   }
 }
 
+// An adapter's operands, split, must lie in the scratch: told before anything is allocated.
+TEST(NumericPlan, AdaptersTooLargeForFp32AreRefusedWithTheLargestRank) {
+  JobShape shape = LongShape({100});
+  shape.precision = Precision::kFp32;
+  shape.lora.targets = {Module::kQ, Module::kK, Module::kV, Module::kDown};
+  shape.lora.r = 512;
+  EXPECT_TRUE(MakeNumericPlan(shape, Cuda()).ok());
+  shape.lora.r = 1024;
+  const absl::Status refused = MakeNumericPlan(shape, Cuda()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  // 584 rows of 14,336 columns twice in bf16, and a row of the other operand: 33,547,264 bytes of
+  // 33,555,456.
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("a rank of at most 584"));
+  shape.lora.r = 584;
+  EXPECT_TRUE(MakeNumericPlan(shape, Cuda()).ok());
+  shape.lora.r = 592;
+  EXPECT_FALSE(MakeNumericPlan(shape, Cuda()).ok());
+  shape.precision = Precision::kBf16;
+  shape.lora.r = 1024;
+  EXPECT_TRUE(MakeNumericPlan(shape, Cuda()).ok());
+}
+
 TEST(NumericPlan, TheCpuHasOnePrecisionAndOnePlan) {
   JobShape shape = Shape({10});
   const auto by_default = MakeNumericPlan(shape, Cpu());
