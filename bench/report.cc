@@ -80,6 +80,7 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
               {"detail",
                {{"head", engine::HeadText(r.placement)},
                 {"values", WeightValuesName(r.spec.values)},
+                {"precision", engine::PrecisionName(r.precision)},
                 {"steps", r.spec.steps},
                 {"fastest_step_s", r.fastest_seconds},
                 {"slowest_step_s", r.slowest_seconds},

@@ -91,6 +91,7 @@ absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
   setup.shape.max_length = spec.seq;
   setup.shape.batch.batch_size = spec.batch;
   setup.shape.batch.packing = true;
+  setup.shape.precision = spec.precision;
   SOUP_ASSIGN_OR_RETURN(setup.numeric, engine::MakeNumericPlan(setup.shape, profile_));
   SOUP_ASSIGN_OR_RETURN(const engine::BatchSchedule schedule,
                         engine::MakeTrainSchedule(setup.shape, setup.numeric));
@@ -140,6 +141,7 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   row.spec = spec;
   row.ablation = ablation;
   row.placement = plan.placement;
+  row.precision = job.setup.numeric.precision();
   row.planned_bytes = plan.arena_bytes();
   row.host_bytes = plan.host_bytes();
   if (job.setup.numeric.backend == "cuda" && backend_.counters().pageable_bytes == 0) {

@@ -25,6 +25,8 @@ constexpr Setting kSettings[] = {
     {"format", "--format", "nf4, nf4-dq or bf16"},
     {"values", "--values",
      "of a bf16 base: normal (the default), even over a range, or nf4: what NF4 codes stand for"},
+    {"precision", "--precision",
+     "activations: auto (the default, by the model), bf16 (cuda) or fp32"},
     {"batch", "--batch", "sequences a step"},
     {"seq", "--seq", "tokens of a sequence"},
     {"r", "--lora-r", "LoRA rank"},
@@ -148,6 +150,10 @@ absl::Status ApplySetting(absl::string_view key, absl::string_view value, RowSpe
     }
     return Wrong(key, value, "normal, even or nf4");
   }
+  if (key == "precision") {
+    SOUP_ASSIGN_OR_RETURN(row.precision, engine::ParsePrecision(value));
+    return absl::OkStatus();
+  }
   if (key == "batch") return Number(key, value, 1, row.batch);
   if (key == "seq") return Number(key, value, 2, row.seq);
   if (key == "r") return Number(key, value, 1, row.lora_r);
@@ -213,6 +219,9 @@ std::string RowSpec::ToText() const {
                    " seq=", seq, " r=", lora_r, " targets=", absl::StrJoin(names, ","));
   if (values != WeightValues::kNormal) {
     absl::StrAppend(&text, " values=", WeightValuesName(values));
+  }
+  if (precision != engine::Precision::kAuto) {
+    absl::StrAppend(&text, " precision=", engine::PrecisionName(precision));
   }
   if (budget_bytes > 0) absl::StrAppend(&text, " budget=", budget_bytes, "B");
   if (placed) {

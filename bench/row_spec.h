@@ -20,9 +20,10 @@ namespace soup::bench {
 struct RowSpec {
   std::string base = "smollm-135m";  // a named shape, or the path of a config.json
   engine::BaseFormat format = engine::BaseFormat::kNf4DoubleQuant;
-  WeightValues values = WeightValues::kNormal;  // of a bf16 base
-  int32_t batch = 1;                            // sequences a step
-  int32_t seq = 512;                            // tokens of each
+  WeightValues values = WeightValues::kNormal;             // of a bf16 base
+  int32_t batch = 1;                                       // sequences a step
+  int32_t seq = 512;                                       // tokens of each
+  engine::Precision precision = engine::Precision::kAuto;  // of activations
   int32_t lora_r = 8;
   std::vector<engine::Module> targets = {engine::Module::kQ, engine::Module::kK, engine::Module::kV,
                                          engine::Module::kO};

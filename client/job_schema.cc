@@ -234,6 +234,13 @@ constexpr JobKey kKeys[] = {
      .high = 1,
      .low_open = true,
      .meaning = "AdamW's epsilon."},
+    {.section = "training",
+     .key = "precision",
+     .kind = KeyKind::kChoice,
+     .default_text = "auto",
+     .choices = "auto|bf16|fp32",
+     .meaning = "Type of activations on a CUDA device; `auto` goes by the model. On the CPU they "
+                "are fp32, and `bf16` is refused."},
 
     {.section = "resources",
      .key = "vram",
@@ -294,6 +301,9 @@ constexpr Synonym kSynonyms[] = {
     {"gradient_accumulation_steps", "training", "batch_size"},
     {"save_steps", "training", "save_every"},
     {"save_total_limit", "training", "keep_last"},
+    {"bf16", "training", "precision"},
+    {"dtype", "training", "precision"},
+    {"mixed_precision", "training", "precision"},
     {"memory", "resources", "vram"},
     {"output_dir", "", "output"},
 };

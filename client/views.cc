@@ -199,6 +199,10 @@ std::string PlanTable(const PlanReply& plan, bool color) {
                          HumanSize(static_cast<double>(plan.minimum_bytes()))));
   lines.Add("host store", SizeOrDash(plan.host_store_bytes()));
   lines.Add("slots", absl::StrCat(plan.slots(), ", resident layers ", plan.resident_layers()));
+  if (!plan.precision().empty()) {
+    lines.Add("precision", absl::StrCat(Printable(plan.precision()), " activations (",
+                                        Printable(plan.precision_reason()), ")"));
+  }
   lines.Add("retention", Printable(plan.retention()));
   lines.Add("placement", Printable(plan.placement()));
   if (plan.pass_host_bytes() > 0) {

@@ -48,6 +48,12 @@ absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora,
   return shape;
 }
 
+absl::StatusOr<engine::Precision> PrecisionOf(const soup::v1::TrainingSpec& training) {
+  // Jobs that were submitted before there was a choice say nothing.
+  if (training.precision().empty()) return engine::Precision::kAuto;
+  return engine::ParsePrecision(training.precision());
+}
+
 engine::BatchParams BatchParamsOf(const soup::v1::JobSpec& spec) {
   engine::BatchParams batch;
   batch.epochs = spec.training().epochs();
@@ -70,6 +76,7 @@ absl::StatusOr<engine::JobShape> JobShapeOf(const soup::v1::JobSpec& spec,
   shape.validation_lengths = std::move(validation_lengths);
   shape.batch = BatchParamsOf(spec);
   shape.max_length = spec.data().max_length();
+  SOUP_ASSIGN_OR_RETURN(shape.precision, PrecisionOf(spec.training()));
   return shape;
 }
 

@@ -24,6 +24,9 @@ absl::StatusOr<engine::BaseFormat> FormatOf(const soup::v1::BaseSpec& base);
 absl::StatusOr<engine::LoraShape> LoraShapeOf(const soup::v1::LoraSpec& lora,
                                               const engine::ModelSpec& model);
 
+// Errors: InvalidArgument (names the value).
+absl::StatusOr<engine::Precision> PrecisionOf(const soup::v1::TrainingSpec& training);
+
 // What of a job decides which records make which step.
 engine::BatchParams BatchParamsOf(const soup::v1::JobSpec& spec);
 

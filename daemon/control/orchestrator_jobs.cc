@@ -384,12 +384,14 @@ void DaemonOrchestrator::Prepared(const std::string& job_id,
     job->prepared = outcome->job;
     job->last_served = absl::Now();
     fd_store_->Keep(outcome->job->lease.base());
-    LogOf(job_id, absl::StrFormat(
-                      "prepared: %d records, %d steps, base %s (%s)", outcome->dataset.records(),
-                      outcome->job->steps_total(), outcome->job->base_key,
-                      outcome->imported              ? "imported"
-                      : outcome->job->lease.loaded() ? "cache hit: read from the shard cache"
-                                                     : "cache hit: already in host memory"));
+    LogOf(job_id,
+          absl::StrFormat("prepared: %d records, %d steps, %s activations, base %s (%s)",
+                          outcome->dataset.records(), outcome->job->steps_total(),
+                          engine::PrecisionName(outcome->job->numeric.precision()),
+                          outcome->job->base_key,
+                          outcome->imported              ? "imported"
+                          : outcome->job->lease.loaded() ? "cache hit: read from the shard cache"
+                                                         : "cache hit: already in host memory"));
     UpdateQueuePositions();
   } else {
     PrepareFailed(job, outcome->failure);

@@ -172,11 +172,14 @@ absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, cons
     return absl::ResourceExhaustedError(absl::StrCat(
         "base: the model takes ", model.slab_bytes, " bytes of host memory, the quota of ", user,
         " is ", config_.quota_pinned_bytes, " (--quota-pinned)"));
-  const int64_t asked = spec.resources().vram_bytes();
   engine::MachineProfile profile;
   profile.backend = BackendName();
   // Not known yet: told when the job is planned.
-  if (asked <= 0 || profile.backend.empty()) return absl::OkStatus();
+  if (profile.backend.empty()) return absl::OkStatus();
+  SOUP_ASSIGN_OR_RETURN(const engine::Precision precision, PrecisionOf(spec.training()));
+  SOUP_RETURN_IF_ERROR(engine::ChoosePrecision(precision, model.spec, profile.backend).status());
+  const int64_t asked = spec.resources().vram_bytes();
+  if (asked <= 0) return absl::OkStatus();
   // The least that any data could need: one record of one token.
   SOUP_ASSIGN_OR_RETURN(engine::JobShape shape, JobShapeOf(spec, model.spec, {1}, {}));
   SOUP_ASSIGN_OR_RETURN(const engine::NumericPlan numeric, engine::MakeNumericPlan(shape, profile));
@@ -223,6 +226,11 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   reply.set_host_store_bytes(model.slab_bytes);
   reply.set_steps_total(job->steps_total());
   reply.set_micro_batches(job->train.max_micro_batches());
+  SOUP_ASSIGN_OR_RETURN(
+      const engine::PrecisionChoice precision,
+      engine::ChoosePrecision(job->shape.precision, job->shape.model, job->numeric.backend));
+  reply.set_precision(engine::PrecisionName(precision.precision));
+  reply.set_precision_reason(precision.why);
   const int64_t budget = SetBudget({job}, DeviceBudget(), overhead, tables);
   const int64_t host_budget = HostBudget();
   reply.set_budget_bytes(budget + beside);

@@ -192,7 +192,9 @@ absl::Status CheckTraining(const soup::v1::TrainingSpec& t) {
   SOUP_RETURN_IF_ERROR(CheckRange("training.max_steps", t.max_steps(), 0, kMany));
   SOUP_RETURN_IF_ERROR(CheckReal("training.adam_beta1", t.adam_beta1(), 0, 1, false));
   SOUP_RETURN_IF_ERROR(CheckReal("training.adam_beta2", t.adam_beta2(), 0, 1, false));
-  return CheckPositive("training.adam_epsilon", t.adam_epsilon(), 1.0);
+  SOUP_RETURN_IF_ERROR(CheckPositive("training.adam_epsilon", t.adam_epsilon(), 1.0));
+  if (t.precision().empty()) return absl::OkStatus();
+  return CheckWord("training.precision", t.precision(), {"auto", "bf16", "fp32"});
 }
 
 absl::Status CheckResources(const soup::v1::ResourceSpec& r) {

@@ -19,6 +19,7 @@
 #include "engine/plan/arena_layout.h"
 #include "engine/plan/batch_schedule.h"
 #include "engine/plan/placement.h"
+#include "engine/plan/precision.h"
 
 namespace soup::engine {
 
@@ -51,6 +52,7 @@ struct JobShape {
   std::vector<int32_t> validation_lengths;  // empty: no validation
   BatchParams batch;                        // micro_batch_tokens is chosen by MakeNumericPlan
   int32_t max_length = 0;
+  Precision precision = Precision::kAuto;  // of activations
 };
 
 // Frozen into the job's record. Equal text = equal bits on one machine.
@@ -65,9 +67,7 @@ struct NumericPlan {
   int32_t cpu_threads = 1;
   std::string blas_core;
   AttentionShare attention;  // cuda: what an attention library takes; empty: our own kernels all
-  // cuda: activations are fp32 instead of bf16. Of models with experts: rows whose k-th and next
-  // expert are nearly as probable must not turn on a rounding (docs/NUMERICS.md).
-  bool f32_activations = false;
+  bool f32_activations = false;  // cuda: activations are fp32 instead of bf16 (precision.h)
 
   int64_t BucketFor(int64_t tokens) const;  // the smallest bucket >= tokens; 0 when none
   // Rows of the head's products for so many supervised rows: a bucket, at most the item's own.
@@ -75,6 +75,9 @@ struct NumericPlan {
   // What kernels/ops.h calls act and wt; of a pass: all its jobs'.
   DType activation_type() const {
     return backend == "cuda" && !f32_activations ? DType::kBF16 : DType::kF32;
+  }
+  Precision precision() const {  // that was chosen: never kAuto
+    return activation_type() == DType::kBF16 ? Precision::kBf16 : Precision::kFp32;
   }
   int64_t act_bytes() const { return DTypeBytes(activation_type()); }
   int64_t wt_bytes() const { return backend == "cuda" ? 2 : 4; }
@@ -86,7 +89,8 @@ struct NumericPlan {
 // …, and this machine has …". Empty: it would.
 std::string OtherMachine(const NumericPlan& plan, const MachineProfile& profile);
 
-// Errors: InvalidArgument (a record longer than the model's positions, no records).
+// Errors: InvalidArgument (a record longer than the model's positions, no records, a precision that
+// the backend has not or that the adapter's rank is too large for).
 absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const MachineProfile& profile);
 
 // Fills in what packing depends on, micro_batch_tokens, order_tile and buckets, from the lengths

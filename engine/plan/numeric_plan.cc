@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 #include "engine/plan/job_plan.h"
+#include "engine/plan/pass_buffers.h"
 
 namespace soup::engine {
 namespace {
@@ -72,6 +73,40 @@ absl::Status CheckCudaShape(const ModelSpec& model) {
                      "CUDA it must be a multiple of 16. Run the job on the CPU backend"));
   }
   return absl::OkStatus();
+}
+
+// Whether an operand [rows, columns] of an adapter, as two bf16 matrices, leaves room in the
+// scratch of products with fp32 activations for a row of the other one (kernels/cuda/gemm_split.h).
+bool SplitFits(int64_t rows, int64_t columns, int64_t other_columns) {
+  constexpr int64_t kBf16Bytes = 2, kAlignment = 256;
+  const int64_t matrix = RoundUp(rows * RoundUp(columns, 8) * kBf16Bytes, kAlignment);
+  const int64_t row = RoundUp(other_columns, 8) * kBf16Bytes;
+  return 2 * (matrix + row) + 4 * kAlignment <= kProductScratchBytes;
+}
+
+// Of every product of an adapter with this rank: x A^T of the linears that read one input (of one
+// where each has a mask of its own, or columns that stand apart), and u B^T of each.
+bool AdapterProductsFit(const JobShape& shape, int64_t r) {
+  const bool unmasked = !shape.lora.dropout || !shape.validation_lengths.empty();
+  const bool together = r % 8 == 0 && unmasked;
+  int64_t linears[kGroups] = {};
+  for (const Module m : shape.lora.targets) {
+    const int64_t in = ModuleInput(shape.model, m), out = ModuleOutput(shape.model, m);
+    const int64_t rows = r * (together ? ++linears[static_cast<int>(ModuleGroup(m))] : 1);
+    if (!SplitFits(rows, in, std::max(in, rows)) || !SplitFits(out, r, std::max(out, r))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+absl::Status CheckF32Adapters(const JobShape& shape) {
+  if (AdapterProductsFit(shape, shape.lora.r)) return absl::OkStatus();
+  int64_t most = shape.lora.r / 8 * 8;
+  while (most > 8 && !AdapterProductsFit(shape, most)) most -= 8;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "lora.r is ", shape.lora.r, ": with fp32 activations on CUDA adapters of this model have a ",
+      "rank of at most ", most, "; lower it, or use training.precision: bf16"));
 }
 
 int64_t Longest(const JobShape& shape) {
@@ -306,6 +341,8 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
   if (shape.lengths.empty()) {
     return absl::InvalidArgumentError("the dataset has no training record");
   }
+  SOUP_ASSIGN_OR_RETURN(const PrecisionChoice choice,
+                        ChoosePrecision(shape.precision, shape.model, profile.backend));
   const int64_t longest = Longest(shape);
   if (shape.model.max_position > 0 && longest > shape.model.max_position) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -322,7 +359,8 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
                RoundUp((shape.model.vocab + 3) / 4, cuda ? kCudaRowTile : int64_t{16}));
   plan.cpu_threads = std::max(profile.cpu_threads, 1);
   plan.blas_core = profile.blas_core;
-  plan.f32_activations = cuda && shape.model.has_sparse_layers();
+  plan.f32_activations = cuda && choice.precision == Precision::kFp32;
+  if (plan.f32_activations) SOUP_RETURN_IF_ERROR(CheckF32Adapters(shape));
   // The library's attention is bf16.
   if (cuda && !plan.f32_activations) {
     plan.attention = ChooseAttention(shape, profile, plan.micro_batch_tokens);

@@ -148,6 +148,7 @@ TEST(BenchCliTest, ReportsRowsAsDocumented) {
     EXPECT_EQ(row["planned_bytes"], row["arena_bytes"]);
     EXPECT_EQ(row["detail"]["planned_arena_bytes"], row["arena_bytes"]);
     EXPECT_EQ(row["detail"]["page_table_bytes"], 0);  // a card's
+    EXPECT_EQ(row["detail"]["precision"], "fp32");    // the CPU's
     EXPECT_GT(row["arena_bytes"].get<int64_t>(), 0);
     EXPECT_NEAR(row["tok_s"].get<double>() * row["step_s"].get<double>(),
                 row["batch"].get<double>() * 32, 1e-6);
@@ -171,8 +172,8 @@ TEST(BenchCliTest, ReportsRowsAsDocumented) {
 }
 
 TEST(BenchCliTest, ARowsCommandRunsTheSameRow) {
-  const Ran ran =
-      RunBench({"--row", "batch=2 seq=32 slots=3 retention=recompute targets=q,down r=4"});
+  const Ran ran = RunBench({"--precision", "fp32", "--row",
+                            "batch=2 seq=32 slots=3 retention=recompute targets=q,down r=4"});
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
   const std::string command = ran.report["rows"][0]["command"];
   const size_t begin = command.find("--row \"") + 7;
@@ -182,6 +183,7 @@ TEST(BenchCliTest, ARowsCommandRunsTheSameRow) {
   EXPECT_EQ(parsed->ToText(), text);
   EXPECT_EQ(parsed->placement.slots, 3);
   EXPECT_EQ(parsed->lora_r, 4);
+  EXPECT_EQ(parsed->precision, engine::Precision::kFp32);
   EXPECT_EQ(parsed->targets.size(), 2u);
 }
 
@@ -228,6 +230,7 @@ TEST(BenchCliTest, RefusesWhatItDoesNotKnow) {
       {{"--row", "batch=0 seq=32 slots=2"}, "batch=0"},
       {{"--row", "batch=1 seq=32 budget=9.9"}, "9.9GB"},
       {{"--row", "batch=1 seq=32 slots=2 format=fp8"}, "fp8"},
+      {{"--row", "batch=1 seq=32 slots=2 precision=fp16"}, "use auto, bf16 or fp32"},
       {{"--row", "batch=1 seq=32 slots=2 targets=q,q"}, "targets"},
       {{"--row", "batch=1 seq=32 slots=2 base=llama-9b"}, "llama-8b"},
       {{"--row", "batch=1 seq=32 slots=2 retention=some"}, "some"},
@@ -243,6 +246,13 @@ TEST(BenchCliTest, RefusesWhatItDoesNotKnow) {
     EXPECT_NE(ran.err.find(c.says), std::string::npos) << c.says << ": " << ran.err;
     EXPECT_TRUE(ran.report.is_null()) << c.says;
   }
+}
+
+TEST(BenchCliTest, TheCpuHasNoBf16Activations) {
+  const Ran refused = RunBench({"--row", "batch=1 seq=32 slots=2 precision=bf16"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("use auto or fp32"), std::string::npos) << refused.err;
+  EXPECT_TRUE(refused.report["rows"].empty());
 }
 
 TEST(BenchCliTest, ABudgetTooSmallNamesTheLeast) {

@@ -86,6 +86,7 @@ class LongAttention : public ::testing::Test {
     setup.shape.max_length = 8192;
     setup.shape.batch.batch_size = 3;
     setup.shape.batch.packing = true;
+    setup.shape.precision = Precision::kBf16;  // the library's type
     MachineProfile profile = profile_;
     if (own) profile.attention_library.clear();
     const auto numeric = MakeNumericPlan(setup.shape, profile);

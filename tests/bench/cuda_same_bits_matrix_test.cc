@@ -15,6 +15,7 @@ MatrixShape WideMatrixShape() {
   MatrixShape shape;
   shape.name = "llama-8b";
   shape.model = FindBase(shape.name).value();
+  shape.precision = engine::Precision::kBf16;
   shape.predicted_seconds = 120;
   return shape;
 }
@@ -34,6 +35,7 @@ MatrixShape DeepMatrixShape() {
   m.vocab = 2048;
   m.max_position = 2048;
   shape.format = engine::BaseFormat::kNf4;
+  shape.precision = engine::Precision::kBf16;  // auto is fp32 for one as narrow
   shape.steps = 50;
   shape.batch = 4;
   shape.longest = 96;

@@ -203,6 +203,7 @@ class Matrix {
     setup.shape.batch.batch_size = BatchOf(job);
     setup.shape.batch.packing = shape_.packing;
     setup.shape.batch.seed = seed;
+    setup.shape.precision = shape_.precision;
     setup.lora.dropout = other ? 0 : 0.1;
     setup.training.learning_rate = 1e-3;
     setup.training.weight_decay = 0.01;

@@ -15,6 +15,7 @@
 
 #include "engine/model/layer_layout.h"
 #include "engine/model/model_spec.h"
+#include "engine/plan/precision.h"
 
 namespace soup::bench {
 
@@ -29,6 +30,7 @@ struct MatrixShape {
   // False: every record is a micro-batch, so that a step has several and a kill comes between two.
   bool packing = false;
   int32_t r = 8;
+  engine::Precision precision = engine::Precision::kAuto;
   double predicted_seconds = 0;  // of the whole matrix, on the machine it is written for; 0: none
 };
 

@@ -78,6 +78,7 @@ TEST(JobFileTest, DefaultsAreThoseOfTheProduct) {
   EXPECT_EQ(s.training().adam_beta1(), 0.9);
   EXPECT_EQ(s.training().adam_beta2(), 0.999);
   EXPECT_EQ(s.training().adam_epsilon(), 1e-8);
+  EXPECT_EQ(s.training().precision(), "auto");
   EXPECT_EQ(s.resources().vram_bytes(), 0);
   EXPECT_EQ(s.resources().priority(), "normal");
   EXPECT_EQ(s.resources().time_limit_seconds(), 0);
@@ -95,7 +96,7 @@ lora: {r: 8, alpha: 16.5, dropout: 0.1, targets: [q_proj, v_proj], rslora: true,
 training: {task: dpo, epochs: 2.5, batch_size: 32, learning_rate: 1.0e-3, scheduler: linear,
            warmup_ratio: 0.1, weight_decay: 0.01, max_grad_norm: 0.5, seed: 18446744073709551615,
            save_every: 7, keep_last: 3, max_steps: 5000000000, adam_beta1: 0.8, adam_beta2: 0.95,
-           adam_epsilon: 1e-6}
+           adam_epsilon: 1e-6, precision: bf16}
 resources: {vram: 3.4GB, priority: high, time_limit: 12h}
 output: adapters/notes-8b
 )");
@@ -131,6 +132,7 @@ output: adapters/notes-8b
   EXPECT_EQ(s.training().adam_beta1(), 0.8);
   EXPECT_EQ(s.training().adam_beta2(), 0.95);
   EXPECT_EQ(s.training().adam_epsilon(), 1e-6);
+  EXPECT_EQ(s.training().precision(), "bf16");
   EXPECT_EQ(s.resources().vram_bytes(), 3400000000);
   EXPECT_EQ(s.resources().priority(), "high");
   EXPECT_EQ(s.resources().time_limit_seconds(), 43200);
@@ -182,6 +184,7 @@ TEST(JobFileTest, UnknownKeysNameTheNearestAndThePlace) {
   EXPECT_THAT(Refused(With("lora: {Batch-Size: 3}")),
               HasSubstr("did you mean \"batch_size\" under \"training\"?"));
   EXPECT_THAT(Refused(With("training: {lr: 3}")), HasSubstr("did you mean \"learning_rate\"?"));
+  EXPECT_THAT(Refused(With("training: {bf16: true}")), HasSubstr("did you mean \"precision\"?"));
   EXPECT_THAT(Refused(With("lora: {rank: 3}")), HasSubstr("did you mean \"r\"?"));
   EXPECT_THAT(Refused(With("lora: {output: 3}")), HasSubstr("\"output\" at the top level"));
   EXPECT_THAT(Refused(With("lora: {quite_another_thing: 3}")),
@@ -225,6 +228,8 @@ TEST(JobFileTest, WrongTypesAreNamed) {
       {"training: {scheduler: cosin}",
        "one of constant, linear, cosine, found \"cosin\"; did you "
        "mean cosine?"},
+      {"training: {precision: fp16}",
+       "\"training.precision\" is one of auto, bf16, fp32, found \"fp16\""},
       {"training: {learning_rate: 2e-4x}", "\"training.learning_rate\" is a number"},
       {"training: {epochs: !!int 3}", "has the YAML tag tag:yaml.org,2002:int"},
       {"resources: {vram: 3400000000}", "auto, or a size with a unit such as 3.4GB"},
@@ -452,6 +457,7 @@ soup::v1::JobSpec RandomSpec(testing::SeededRng& rng) {
   t->set_adam_beta1(real() * 0.99);
   t->set_adam_beta2(real() * 0.99);
   t->set_adam_epsilon(real() * 1e-7 + 1e-12);
+  t->set_precision(pick({"auto", "bf16", "fp32"}));
   auto* r = s.mutable_resources();
   r->set_vram_bytes(coin() ? rng.Int(0, int64_t{1} << 44) : 0);
   r->set_priority(pick({"low", "normal", "high"}));

@@ -433,6 +433,8 @@ TEST_F(SoupctlTest, PlanAndPreviewUploadAndShow) {
   soup_.mutable_plan()->set_arena_bytes(1 << 20);
   soup_.mutable_plan()->set_budget_bytes(1 << 20);
   soup_.mutable_plan()->set_placement("slots=2 resident=0 head=streamed recompute");
+  soup_.mutable_plan()->set_precision("fp32");
+  soup_.mutable_plan()->set_precision_reason("auto: the model has experts");
   soup_.mutable_plan()->set_predicted_step_seconds(2);
   soup_.mutable_plan()->set_next_budget_bytes(3 << 20);
   soup_.mutable_plan()->set_next_step_seconds(1.5);
@@ -446,6 +448,7 @@ TEST_F(SoupctlTest, PlanAndPreviewUploadAndShow) {
   EXPECT_THAT(e.out, HasSubstr("fits with 2 slots"));
   EXPECT_THAT(e.out, HasSubstr("OWN PEAK"));
   EXPECT_THAT(e.out, HasSubstr("slots=2 resident=0 head=streamed recompute"));
+  EXPECT_THAT(e.out, HasSubstr("fp32 activations (auto: the model has experts)"));
   EXPECT_THAT(e.out, HasSubstr("with 2.0 MiB more (3.0 MiB) a step takes 1.5s, 25.0 % less"));
   soup_.mutable_plan()->set_fits(false);
   soup_.mutable_plan()->set_verdict("needs 3 GiB, give vram: 3GiB");

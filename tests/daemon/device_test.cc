@@ -95,6 +95,69 @@ TEST(DeviceTest, AutoTakesWhatIsThereSaysWhyAndKeepsIt) {
   EXPECT_EQ(next.devices(0).backend_reason(), device.backend_reason());
 }
 
+// ---- the type of activations ----
+
+soup::v1::PlanReply PlanOf(Harness& h, const JobSpec& spec, grpc::Status* status) {
+  grpc::ClientContext context;
+  soup::v1::PlanRequest request;
+  *request.mutable_spec() = spec;
+  soup::v1::PlanReply reply;
+  *status = h.stub()->Plan(&context, request, &reply);
+  return reply;
+}
+
+TEST(DeviceTest, TheCpuRefusesBf16AtSubmitAndPlansFp32) {
+  Harness h({.flags = {"--backend=cpu"}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("narrow", Records());
+  spec.mutable_training()->set_precision("bf16");
+  const absl::Status refused = h.TrySubmit(spec).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("training.precision is bf16"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("use auto or fp32"));
+  grpc::Status status;
+  PlanOf(h, spec, &status);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  for (const char* precision : {"", "auto", "fp32"}) {
+    spec.mutable_training()->set_precision(precision);
+    const soup::v1::PlanReply plan = PlanOf(h, spec, &status);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(plan.precision(), "fp32");
+    EXPECT_EQ(plan.precision_reason(), "the CPU backend has no other");
+  }
+  // One plan, and so the same bits.
+  spec.set_name("wide");
+  const Job wide = h.Submit(spec);
+  spec.set_name("default");
+  spec.mutable_training()->set_precision("auto");
+  const Job by_default = h.Submit(spec);
+  for (const Job& job : {wide, by_default})
+    ASSERT_EQ(h.WaitFor(job.id(), kEnds).state(), soup::v1::SUCCEEDED);
+  EXPECT_TRUE(h.Adapter(wide.id()) == h.Adapter(by_default.id()));
+}
+
+// Submitted before soupd knows what it runs on: told when the job is planned.
+TEST(DeviceTest, ADeviceThatTurnsOutToBeTheCpuRefusesBf16) {
+  TempDir dir;
+  const std::string script = dir.path() + "/worker", go = dir.path() + "/go";
+  std::ofstream(script) << "#!/bin/sh\ncase \"$*\" in *--prepare*) ;; *)\n"
+                        << "while [ ! -e " << go << " ]; do sleep 0.05; done;; esac\n"
+                        << "exec " << Program("soup-worker") << " \"$@\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  Harness h({.flags = {"--backend=auto", "--worker-binary=" + script},
+             .state_dir = "",
+             .environment = {"CUDA_VISIBLE_DEVICES="}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("narrow", Records());
+  spec.mutable_training()->set_precision("bf16");
+  const Job job = h.Submit(spec);
+  std::ofstream(go) << "";
+  const Job failed = h.WaitFor(job.id(), kEnds);
+  EXPECT_EQ(failed.state(), soup::v1::FAILED);
+  EXPECT_EQ(failed.reason(), soup::v1::INVALID_INPUT);
+  EXPECT_THAT(failed.message(), HasSubstr("training.precision is bf16"));
+}
+
 // ---- a device that fails ----
 
 TEST(DeviceTest, AnIllegalAccessCostsNoMoreThanTheStepInFlight) {
@@ -218,11 +281,8 @@ class SharedCardTest : public ::testing::Test {
     return spec;
   }
   soup::v1::PlanReply Plan(const JobSpec& spec) {
-    grpc::ClientContext context;
-    soup::v1::PlanRequest request;
-    *request.mutable_spec() = spec;
-    soup::v1::PlanReply reply;
-    const grpc::Status status = h_->stub()->Plan(&context, request, &reply);
+    grpc::Status status;
+    soup::v1::PlanReply reply = PlanOf(*h_, spec, &status);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return reply;
   }

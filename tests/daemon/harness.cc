@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/control/job_state.h"
@@ -31,6 +32,7 @@ using soup::v1::JobSpec;
 namespace {
 
 constexpr absl::Duration kCall = absl::Seconds(60);
+constexpr absl::string_view kBackendFlag = "--backend=";
 
 absl::Status FromGrpc(const grpc::Status& status) {
   return status.ok() ? absl::OkStatus()
@@ -92,6 +94,13 @@ Harness::~Harness() {
 
 std::string Harness::log() const { return ReadFileOrEmpty(log_path_); }
 
+std::string Harness::Backend() const {
+  for (const std::string& flag : options_.flags) {
+    if (absl::StartsWith(flag, kBackendFlag)) return flag.substr(kBackendFlag.size());
+  }
+  return BackendForTests();
+}
+
 absl::Status Harness::Start() { return StartWithDescriptors({}, {}); }
 
 absl::Status Harness::StartWithDescriptors(const std::vector<int>& fds,
@@ -101,13 +110,10 @@ absl::Status Harness::StartWithDescriptors(const std::vector<int>& fds,
       "sh", "-c", fds.empty() ? "exec \"$@\"" : "LISTEN_PID=$$ exec \"$@\"", "sh", "setpriv",
       "--pdeathsig", "KILL", Program("soupd"), "--state-dir=" + state_dir_, "--model-root=" + dir_,
       // One thread: tests of the whole run beside others.
-      "--cpu-threads=1", "--metrics-listen=127.0.0.1:0"};
-  bool backend_given = false;
+      "--cpu-threads=1", "--metrics-listen=127.0.0.1:0", "--backend=" + Backend()};
   for (const std::string& flag : options_.flags) {
-    backend_given = backend_given || flag.rfind("--backend=", 0) == 0;
-    args.push_back(flag);
+    if (!absl::StartsWith(flag, kBackendFlag)) args.push_back(flag);
   }
-  if (!backend_given) args.push_back("--backend=" + BackendForTests());
   std::vector<char*> argv;
   for (std::string& arg : args) argv.push_back(arg.data());
   argv.push_back(nullptr);
@@ -273,6 +279,8 @@ JobSpec Harness::Spec(const std::string& name, const std::string& jsonl, const s
   training->set_adam_beta1(0.9);
   training->set_adam_beta2(0.999);
   training->set_adam_epsilon(1e-8);
+  // What models of real size run there; this one is so tiny that auto would not.
+  if (Backend() == "cuda") training->set_precision("bf16");
   spec.mutable_resources()->set_priority("normal");
   spec.set_output("out");
   return spec;

@@ -91,6 +91,8 @@ class Harness {
   std::string Adapter(const std::string& id);
 
  private:
+  std::string Backend() const;  // that soupd is told
+
   const HarnessOptions options_;
   std::string dir_;
   std::string state_dir_;

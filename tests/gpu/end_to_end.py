@@ -295,7 +295,8 @@ JOB = """name: {{name}}
 base: {{{{path: "{{model}}", format: {format}}}}}
 data: {{{{train: "{{data}}", max_length: {length}, packing: false}}}}
 lora: {{{{r: 8, alpha: 16, targets: [q_proj, k_proj, v_proj, o_proj]}}}}
-training: {{{{batch_size: 8, max_steps: {steps}, epochs: 100, learning_rate: 1.0e-3, save_every: 10}}}}
+training: {{{{batch_size: 8, max_steps: {steps}, epochs: 100, learning_rate: 1.0e-3, save_every: 10,
+           precision: {precision}}}}}
 output: "{out}/{{name}}"
 """
 
@@ -308,6 +309,7 @@ def main():
     parser.add_argument("--shape", default="smollm-135m")
     parser.add_argument("--format", default="nf4")
     parser.add_argument("--model", help="a model folder of your own instead of a random one of --shape")
+    parser.add_argument("--precision", default="auto", help="training.precision of the jobs")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--patience", type=float, default=240)
@@ -328,10 +330,11 @@ def main():
         for i in range(64):
             words = " ".join(hashlib.sha256(f"{i} {j}".encode()).hexdigest() for j in range(1 + i % 8))
             f.write(json.dumps({"text": words}) + "\n")
-    options.job = JOB.format(format=options.format, length=options.length, steps=options.steps, out=folder)
+    options.job = JOB.format(format=options.format, length=options.length, steps=options.steps, precision=options.precision,
+                             out=folder)
     soup = Soup(options, folder)
     report = {"device": nvidia_smi("--query-gpu=name,driver_version,memory.total"), "shape": options.shape,
-              "format": options.format}
+              "format": options.format, "precision": options.precision}
     failures = []
     try:
         soup.start()

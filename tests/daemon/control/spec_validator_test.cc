@@ -30,6 +30,10 @@ TEST(SpecValidator, AGoodSpecPasses) {
   spec.mutable_lora()->add_targets("q_proj");
   spec.mutable_lora()->add_targets("down_proj");
   EXPECT_TRUE(ValidateSpec(spec).ok());
+  for (const char* precision : {"", "auto", "bf16", "fp32"}) {  // empty: an older client's
+    spec.mutable_training()->set_precision(precision);
+    EXPECT_TRUE(ValidateSpec(spec).ok()) << precision;
+  }
   EXPECT_TRUE(ValidateSpec(GoodSpec(std::string(128, 'n'), "/m")).ok());
 }
 
@@ -133,6 +137,8 @@ TEST(SpecValidator, EachBadValueIsRefusedByItsName) {
       {"training.adam_beta1 is 1", [](JobSpec& s) { s.mutable_training()->set_adam_beta1(1); }},
       {"training.adam_beta2 is -1", [](JobSpec& s) { s.mutable_training()->set_adam_beta2(-1); }},
       {"training.adam_epsilon is 0", [](JobSpec& s) { s.mutable_training()->set_adam_epsilon(0); }},
+      {"training.precision is \"fp16\": this soupd knows auto, bf16, fp32",
+       [](JobSpec& s) { s.mutable_training()->set_precision("fp16"); }},
       {"resources.vram is -1", [](JobSpec& s) { s.mutable_resources()->set_vram_bytes(-1); }},
       {"resources.priority is \"urgent\"",
        [](JobSpec& s) { s.mutable_resources()->set_priority("urgent"); }},

@@ -131,6 +131,28 @@ TEST(PassPlannerTest, AChosenPlacementStandsUntilForgotten) {
   EXPECT_TRUE(planner.Plan({job}, least, profile).ok()) << "a failure holds for its budget only";
 }
 
+// Jobs of one base with activations of different types: each fits, no set of both does.
+TEST(PassPlannerTest, JobsOfDifferentPrecisionShareNoPass) {
+  std::mt19937 rng(5);
+  engine::MachineProfile profile;
+  const auto on_card = [&rng](const std::string& id, bool f32) {
+    const auto made = MakeJob(id, rng);
+    PreparedJob job{id, made->spec, made->shape, made->numeric, made->train, made->validation,
+                    "", "base",     {}};
+    job.numeric.backend = "cuda";
+    job.numeric.f32_activations = f32;
+    return std::make_shared<const PreparedJob>(std::move(job));
+  };
+  const auto bf16 = on_card("a", false), fp32 = on_card("b", true), other = on_card("c", true);
+  constexpr int64_t kPlenty = int64_t{1} << 40;
+  PassPlanner planner;
+  EXPECT_TRUE(planner.Plan({bf16}, kPlenty, profile).ok());
+  EXPECT_TRUE(planner.Plan({fp32}, kPlenty, profile).ok());
+  EXPECT_TRUE(planner.Plan({fp32, other}, kPlenty, profile).ok());
+  EXPECT_EQ(planner.Plan({bf16, fp32}, kPlenty, profile).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(PassPlannerTest, TheBudgetOfASetIsTheLeastThatAnyoneAllows) {
   std::mt19937 rng(3);
   const auto free = MakeJob("a", rng), tight = MakeJob("b", rng, 1000);

@@ -271,6 +271,85 @@ TEST(NumericPlan, ModelsWithExpertsHaveF32ActivationsOnCuda) {
   EXPECT_FALSE(NumericPlan::FromText(library.ToText()).ok());
 }
 
+// The choice is made once: the plan holds what was chosen, not what was asked.
+TEST(NumericPlan, PrecisionIsFrozenAsTheActivations) {
+  JobShape tiny = LongShape({100, 8000});
+  tiny.model.hidden = kTinyHidden;
+  const auto by_size = MakeNumericPlan(tiny, Cuda());
+  tiny.precision = Precision::kFp32;
+  const auto fp32 = MakeNumericPlan(tiny, Cuda());
+  tiny.precision = Precision::kBf16;
+  const auto bf16 = MakeNumericPlan(tiny, Cuda());
+  ASSERT_TRUE(by_size.ok() && fp32.ok() && bf16.ok());
+  EXPECT_EQ(by_size->precision(), Precision::kFp32);
+  EXPECT_THAT(by_size->ToText(), HasSubstr("\"activations\":\"f32\""));
+  EXPECT_EQ(by_size->ToText(), fp32->ToText());  // equal text, equal bits
+  EXPECT_EQ(by_size->attention.library, "");
+  EXPECT_EQ(bf16->precision(), Precision::kBf16);
+  EXPECT_THAT(bf16->ToText(), Not(HasSubstr("activations")));
+  EXPECT_EQ(bf16->attention.library, "cudnn-9.14.0");
+  EXPECT_NE(bf16->ToText(), by_size->ToText());
+  // A record of such a model from before there was a choice has no key: bf16, as it was.
+  const auto before = NumericPlan::FromText(bf16->ToText());
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_EQ(before->precision(), Precision::kBf16);
+  EXPECT_EQ(before->ToText(), bf16->ToText());
+}
+
+TEST(NumericPlan, PrecisionThatIsAskedForIsTakenWhateverTheModel) {
+  JobShape dense = LongShape({100, 8000}), sparse = SparseShape({100, 8000});
+  dense.precision = Precision::kFp32;
+  sparse.precision = Precision::kBf16;
+  const auto wide = MakeNumericPlan(dense, Cuda());
+  const auto narrow = MakeNumericPlan(sparse, Cuda());
+  ASSERT_TRUE(wide.ok() && narrow.ok());
+  EXPECT_EQ(wide->activation_type(), DType::kF32);
+  EXPECT_EQ(wide->attention.library, "");
+  EXPECT_EQ(narrow->activation_type(), DType::kBF16);
+  EXPECT_EQ(narrow->attention.library, "cudnn-9.14.0");
+  for (const auto* plan : {&wide, &narrow}) {
+    const auto back = NumericPlan::FromText((*plan)->ToText());
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(back->ToText(), (*plan)->ToText());
+  }
+}
+
+// An adapter's operands, split, must lie in the scratch: told before anything is allocated.
+TEST(NumericPlan, AdaptersTooLargeForFp32AreRefusedWithTheLargestRank) {
+  JobShape shape = LongShape({100});
+  shape.precision = Precision::kFp32;
+  shape.lora.targets = {Module::kQ, Module::kK, Module::kV, Module::kDown};
+  shape.lora.r = 512;
+  EXPECT_TRUE(MakeNumericPlan(shape, Cuda()).ok());
+  shape.lora.r = 1024;
+  const absl::Status refused = MakeNumericPlan(shape, Cuda()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  // 584 rows of 14,336 columns twice in bf16, and a row of the other operand: 33,547,264 bytes of
+  // 33,555,456.
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("a rank of at most 584"));
+  shape.lora.r = 584;
+  EXPECT_TRUE(MakeNumericPlan(shape, Cuda()).ok());
+  shape.lora.r = 592;
+  EXPECT_FALSE(MakeNumericPlan(shape, Cuda()).ok());
+  shape.precision = Precision::kBf16;
+  shape.lora.r = 1024;
+  EXPECT_TRUE(MakeNumericPlan(shape, Cuda()).ok());
+}
+
+TEST(NumericPlan, TheCpuHasOnePrecisionAndOnePlan) {
+  JobShape shape = Shape({10});
+  const auto by_default = MakeNumericPlan(shape, Cpu());
+  shape.precision = Precision::kFp32;
+  const auto fp32 = MakeNumericPlan(shape, Cpu());
+  ASSERT_TRUE(by_default.ok() && fp32.ok());
+  EXPECT_EQ(by_default->ToText(), fp32->ToText());
+  EXPECT_EQ(fp32->precision(), Precision::kFp32);
+  shape.precision = Precision::kBf16;
+  const absl::Status refused = MakeNumericPlan(shape, Cpu()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("training.precision is bf16"));
+}
+
 TEST(NumericPlan, OthersHaveTheirBackendsActivations) {
   const auto dense = MakeNumericPlan(LongShape({100}), Cuda());
   const auto cpu = MakeNumericPlan(SparseShape({100}), Cpu());

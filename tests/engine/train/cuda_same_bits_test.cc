@@ -101,5 +101,70 @@ TEST_F(CudaSameBits, TunedProductsAreKept) {
   EXPECT_TRUE(SameBits(reference, Snapshot(*e.trainer, "a")));
 }
 
+// What the other tests do not run: fp32 activations, and experts in either type.
+struct PrecisionCase {
+  const char* model;
+  Precision precision;
+};
+class Precisions : public SameBitsTest, public ::testing::WithParamInterface<PrecisionCase> {
+ protected:
+  RandomJob Job() const {
+    RandomJob job = JobA(BaseFormat::kNf4);
+    job.model = GetParam().model;
+    job.cuda_precision = GetParam().precision;
+    job.targets = AdaptableModules(TinyMemory(BaseFormat::kBf16, job.model).spec());
+    return job;
+  }
+};
+
+TEST_P(Precisions, GiveTheSameBitsInEveryPlacement) {
+  const RandomJob job = Job();
+  const AdapterSnapshot reference = Alone(job, Place(2, Retention::kRecompute));
+  for (const char* text :
+       {"slots=2 keep", "slots=all resident=all head=resident host boundaries=host optimizer=host",
+        "slots=3 attention=device:1+host:1 mlp=host:1"}) {
+    for (const int32_t micro_batches : {-1, 1}) {
+      EXPECT_TRUE(SameBits(reference, Alone(job, PlaceBy(text), micro_batches))) << text;
+    }
+  }
+  // The choice counts.
+  RandomJob other = job;
+  other.cuda_precision =
+      job.cuda_precision == Precision::kBf16 ? Precision::kFp32 : Precision::kBf16;
+  EXPECT_FALSE(SameBits(reference, Alone(other, Place(2, Retention::kRecompute))));
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, Precisions,
+                         ::testing::Values(PrecisionCase{"llama", Precision::kFp32},
+                                           PrecisionCase{"qwen2", Precision::kFp32},
+                                           PrecisionCase{"gemma3", Precision::kFp32},
+                                           PrecisionCase{"phi3", Precision::kFp32},
+                                           PrecisionCase{"mixtral", Precision::kBf16},
+                                           PrecisionCase{"qwen3_moe", Precision::kBf16},
+                                           PrecisionCase{"qwen3_moe", Precision::kFp32}),
+                         [](const auto& info) {
+                           return std::string(info.param.model) + "_" +
+                                  PrecisionName(info.param.precision);
+                         });
+
+// On one base, in one engine: their passes alternate, and none holds both.
+TEST_F(CudaSameBits, JobsOfDifferentPrecisionTakeTurns) {
+  RandomJob narrow = JobA(), wide = JobB();
+  wide.cuda_precision = Precision::kFp32;
+  const Placement least = Place(2, Retention::kRecompute);
+  const AdapterSnapshot narrow_alone = Alone(narrow, least), wide_alone = Alone(wide, least);
+  Engine e = OpenJobs({narrow, wide});
+  for (int64_t step = 1; step <= kSameBitsSteps; ++step) {
+    PassRequest both;
+    both.placement = least;
+    both.items = {{"a", step, 0, -1, false}, {"b", step, 0, -1, false}};
+    EXPECT_EQ(e.trainer->RunPass(both).status().code(), absl::StatusCode::kInvalidArgument);
+    RunStep(*e.trainer, "a", step, least, 1);
+    RunStep(*e.trainer, "b", step, least);
+  }
+  EXPECT_TRUE(SameBits(narrow_alone, Snapshot(*e.trainer, "a")));
+  EXPECT_TRUE(SameBits(wide_alone, Snapshot(*e.trainer, "b")));
+}
+
 }  // namespace
 }  // namespace soup::engine

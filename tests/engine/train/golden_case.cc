@@ -146,6 +146,7 @@ absl::StatusOr<JobSetup> GoldenCase::BatchJob(const ModelBase& base, const std::
   setup.shape.format = base.format;
   setup.shape.lora = lora;
   setup.shape.batch.packing = true;
+  setup.shape.precision = precision;
   setup.lora = lora_config;
   setup.training.weight_decay = kWeightDecay;
   const std::vector<TokenRecord>& rows = records.at(batch);

@@ -35,7 +35,8 @@ struct GoldenCase {
   std::map<std::string, double> losses;                     // "base_loss.full" ...
   std::vector<double> train_losses;                         // of the 8 steps
   std::vector<double> train_norms;
-  MachineProfile profile = CpuProfile();  // of the jobs' numeric plans
+  MachineProfile profile = CpuProfile();   // of the jobs' numeric plans
+  Precision precision = Precision::kAuto;  // that the jobs ask for
   std::unique_ptr<SafetensorsFile> golden;
   std::unique_ptr<SafetensorsFile> after;
 

@@ -1,8 +1,11 @@
 // golden_check DIR: holds the engine against one folder of golden data (tests/golden/README.md).
 //
-//   golden_check DIR [--backend cpu|cuda] [--slots N] [--resident N] [--retention keep|recompute]
-//                    [--placement TEXT] [--or-skip] [--format bf16] [--records N] [--relayout]
-//                    [--round] [--gemm-profile FILE] [--export DIR]
+//   golden_check DIR [--backend cpu|cuda] [--precision auto|bf16|fp32] [--slots N] [--resident N]
+//                    [--retention keep|recompute] [--placement TEXT] [--or-skip] [--format bf16]
+//                    [--records N] [--relayout] [--round] [--gemm-profile FILE] [--export DIR]
+//
+// The precision is a job's (training.precision): by default fp32 on CUDA too, where the model of
+// the folder is tiny or has experts. The limits there are those of bf16 in either.
 //
 // With a profile the products run by algorithms timed here, or kept there; without, by the
 // library's first choice.
@@ -44,6 +47,7 @@ struct Options {
   std::string base;  // empty: the folder
   std::string backend = "cpu";
   std::string format = "bf16";
+  std::string precision = "auto";
   std::string gemm_profile;
   std::string retention = "recompute";
   std::string placement;
@@ -240,11 +244,18 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
         absl::StrCat("backend ", options.backend, " is not known; use cpu or cuda"));
   }
   SOUP_ASSIGN_OR_RETURN(const BaseFormat format, ParseBaseFormat(options.format));
+  SOUP_ASSIGN_OR_RETURN(const Precision precision, ParsePrecision(options.precision));
+  if (options.round && precision != Precision::kAuto) {
+    return absl::InvalidArgumentError("--round is bf16 by itself; leave --precision out");
+  }
   SOUP_ASSIGN_OR_RETURN(const cache::MemoryBase memory,
                         cache::MemoryBase::Assemble(
                             options.base.empty() ? options.folder : options.base, {}, format));
   const ModelBase base = BorrowBase(memory);
   SOUP_ASSIGN_OR_RETURN(std::unique_ptr<GoldenCase> golden, GoldenCase::Load(options.folder));
+  golden->precision = precision;
+  SOUP_ASSIGN_OR_RETURN(const PrecisionChoice choice,
+                        ChoosePrecision(precision, base.spec, options.backend));
   Placement placement;
   const int32_t layers = static_cast<int32_t>(base.spec.layers);
   placement.slots = options.slots == 0 ? layers : std::min(options.slots, layers);
@@ -283,6 +294,8 @@ absl::StatusOr<bool> CheckFolder(const Options& options) {
   trainer_options.always_relayout = options.relayout;
   SOUP_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                         Trainer::Create(backend.get(), base, trainer_options));
+  std::printf("# activations %s (%s)%s\n", PrecisionName(choice.precision), choice.why.c_str(),
+              options.round ? ", rounded to bf16" : "");
   Checker checker(*golden, trainer.get(), base, options, placement);
   SOUP_RETURN_IF_ERROR(checker.Run());
   if (options.backend == "cuda") {
@@ -307,6 +320,8 @@ int main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "cpu or cuda");
   app.add_option("--gemm-profile", options.gemm_profile, "file of GEMM algorithms (cuda)");
   app.add_option("--format", options.format, "Storage of the base: bf16");
+  app.add_option("--precision", options.precision,
+                 "Activations, as training.precision of a job: auto, bf16 (cuda) or fp32");
   app.add_option("--slots", options.slots, "Slots; 0 or more than the layers: every layer");
   app.add_option("--resident", options.resident, "Layers that keep their slot");
   app.add_option("--retention", options.retention, "keep or recompute");

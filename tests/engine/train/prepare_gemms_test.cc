@@ -164,7 +164,8 @@ class LooksLikeCuda final : public bench::ForwardingBackend {
 // here with bf16 weights, and activations of either type. All products of fp32 activations are of
 // the forms that CUDA has for them (kernels/cuda/gemm_split.h).
 TEST(PrepareGemms, OnCudaAPassTakesWhatIsPlannedInEitherType) {
-  for (const char* model : {"llama", "gemma2", "qwen3_moe", "mixtral"}) {
+  for (const char* model : {"llama", "llama31", "smollm", "mistral", "phi3", "qwen2", "qwen3",
+                            "gemma2", "gemma3", "qwen3_moe", "mixtral"}) {
     for (const bool f32 : {false, true}) {
       SCOPED_TRACE(absl::StrCat(model, f32 ? ", f32" : ", bf16"));
       const std::unique_ptr<Backend> cpu = MakeCpuBackend({});

@@ -42,7 +42,7 @@ class SameBitsTest : public ::testing::Test {
   void SetUp() override;
 };
 
-// A fresh backend and trainer with the jobs open; all of one format and layer count.
+// A fresh backend and trainer with the jobs open; all of one model, format and layer count.
 Engine OpenJobs(const std::vector<RandomJob>& jobs, const SameBitsOptions& options = {});
 // The state after kSameBitsSteps of a job alone.
 AdapterSnapshot Alone(const RandomJob& job, const Placement& placement, int32_t micro_batches = -1,

@@ -56,7 +56,8 @@ void SameBitsTest::SetUp() {
 
 Engine OpenJobs(const std::vector<RandomJob>& jobs, const SameBitsOptions& options) {
   MachineProfile profile;
-  Engine e = MakeSameBitsEngine(TinyBase(jobs[0].format, jobs[0].layers), options, &profile);
+  Engine e = MakeSameBitsEngine(TinyBase(jobs[0].format, jobs[0].layers, jobs[0].model), options,
+                                &profile);
   for (const RandomJob& job : jobs) {
     JobSetup setup = MakeJob(job, profile);
     setup.mirror_dir = options.mirror_dir;

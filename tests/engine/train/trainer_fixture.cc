@@ -82,12 +82,13 @@ JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile) {
   setup.lora.rslora = job.rslora;
   setup.training.learning_rate = 1e-2;
   setup.training.weight_decay = 0.01;
+  const auto cpu_plan = MakeNumericPlan(setup.shape, CpuProfile());
+  EXPECT_TRUE(cpu_plan.ok()) << cpu_plan.status();
+  if (profile.backend == "cuda") setup.shape.precision = job.cuda_precision;
   const absl::Status planned = PlanFor(profile, setup);
   EXPECT_TRUE(planned.ok()) << planned;
   setup.numeric.micro_batch_tokens = job.micro_batch_tokens;
   // The same steps on every backend: tests count on their micro-batches.
-  const auto cpu_plan = MakeNumericPlan(setup.shape, CpuProfile());
-  EXPECT_TRUE(cpu_plan.ok()) << cpu_plan.status();
   if (cpu_plan.ok()) setup.numeric.order_tile = cpu_plan->order_tile;
   return setup;
 }

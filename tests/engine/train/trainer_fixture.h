@@ -42,6 +42,9 @@ struct RandomJob {
   BaseFormat format = BaseFormat::kBf16;
   int64_t layers = 0;           // as TinyBase's
   std::string model = "llama";  // of tests/golden
+  // Where the profile is a card's. Models of real size run in bf16 there; these are so tiny that
+  // auto would not.
+  Precision cuda_precision = Precision::kBf16;
 };
 JobSetup MakeJob(const RandomJob& job, const MachineProfile& profile = CpuProfile());
 
