@@ -12,7 +12,7 @@ namespace soup::kernels {
 // Whether a backend that has kernels for them as a whole, from `fused_rows` rows on (0: none),
 // takes these sizes: both ops, or neither.
 inline bool GateProductsTaken(int64_t fused_rows, int64_t T, int64_t H, int64_t I) {
-  return fused_rows > 0 && T >= fused_rows && H % 8 == 0 && I % 128 == 0;
+  return fused_rows > 0 && T >= fused_rows && H % 8 == 0 && I % 8 == 0;
 }
 
 // Calls run(args) with GemmArgs and SwigluForwardArgs, in this order, those that are asked for.

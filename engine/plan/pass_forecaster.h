@@ -49,6 +49,7 @@ class PassForecaster {
   void CountItem(const PassJob& job, const PassItem& item);
   void CountLora(const PassJob& job, double tokens, bool train);
   void CountOnce(const std::vector<PassJob>& jobs);
+  bool FusesGate(int64_t tokens) const;
   double Gemm(double flops, double tokens) const;
   using Schedules = std::map<std::pair<int32_t, int32_t>, VisitSchedule>;  // by slots, resident
   // Of a pass that follows one like it.

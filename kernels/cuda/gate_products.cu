@@ -45,6 +45,7 @@ struct GateUpFinisher {
   __device__ void Finish(uint32_t half, int row, int n) {
     const int width = out.I / kVector, c = thread % kChunks;
     const int64_t column = n / 2 / kVector + c;
+    if (column >= width) return;
 #pragma unroll 4
     for (int r = thread / kChunks; r < kHalfRows; r += kRows) {
       const int64_t t = row + r;
@@ -201,7 +202,7 @@ template <typename Args>
 cudaError_t Check(const Args& a) {
   if (!HasGateProducts()) return cudaErrorNotSupported;
   constexpr int64_t kMost = INT32_MAX / 2;
-  const bool sizes = a.H > 0 && a.H % kVector == 0 && a.I > 0 && a.I % 128 == 0 &&
+  const bool sizes = a.H > 0 && a.H % kVector == 0 && a.I > 0 && a.I % kVector == 0 &&
                      std::max({a.T, a.H, a.I}) <= kMost;
   return sizes && Aligned16(a.w) && Aligned16(a.gate_up) ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -237,7 +238,8 @@ cudaError_t GateUp(const GateUpArgs& a, cudaStream_t stream) {
   const int T = static_cast<int>(a.T), I = static_cast<int>(a.I), H = static_cast<int>(a.H);
   const GateUpOut out{a.wanted ? static_cast<uint4*>(a.gate_up) : nullptr, static_cast<uint4*>(a.y),
                       T, I};
-  const hopper::Shape shape{T, 2 * I, H, 0};
+  // A last tile of less than 128 columns of each: rows of up for gate's, which nobody looks at.
+  const hopper::Shape shape{T, (I + 127) / 128 * kTileN, H, 0};
   static int silu = 0, gelu = 0;
   return a.gate == GateActivation::kGeluTanh
              ? Launch(GateUpKernel<true>, &gelu, x, w, shape, out, stream)

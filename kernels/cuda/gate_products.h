@@ -18,7 +18,7 @@ inline constexpr int64_t kFusedGateRows = 1024;
 // Whether this build and the current device have them.
 bool HasGateProducts();
 
-// Of bf16 activations. H a multiple of 8, I of 128; pointers 16-byte aligned. Errors:
+// Of bf16 activations. H and I multiples of 8; pointers 16-byte aligned. Errors:
 // cudaErrorInvalidValue for what is not so, cudaErrorNotSupported (another device or build).
 cudaError_t GateUp(const GateUpArgs& args, cudaStream_t stream);
 cudaError_t DownBackward(const DownBackwardArgs& args, cudaStream_t stream);

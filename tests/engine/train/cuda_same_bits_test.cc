@@ -2,6 +2,7 @@
 // Without a GPU the tests are reported as skipped; SOUP_REQUIRE_GPU=1 makes that a failure.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,7 +53,7 @@ class CudaSameBits : public SameBitsTest {
   AdapterSnapshot AloneOn(const CudaBackendOptions& backend, const RandomJob& job,
                           const Placement& placement, int32_t micro_batches = -1) {
     MachineProfile profile;
-    Engine e = MakeCudaEngine(TinyBase(job.format), backend, {}, &profile);
+    Engine e = MakeCudaEngine(TinyBase(job.format, job.layers, job.model), backend, {}, &profile);
     const auto opened = e.trainer->OpenJob(MakeJob(job, profile));
     EXPECT_TRUE(opened.ok()) << opened.status();
     if (opened.ok()) gemms_tuned_ += opened->gemms_tuned;
@@ -71,6 +72,59 @@ TEST_F(CudaSameBits, PageableMemory) {
     EXPECT_TRUE(SameBits(reference, AloneOn(pageable, JobA(), PlaceBy(text)))) << text;
   }
 }
+
+// Kernels that have the gate within the products beside it, at any number of rows: where adapters
+// of gate, up or down stand between, and where gate and up are made again, they run in part only.
+struct GateCase {
+  const char* name;
+  const char* model;
+  std::vector<Module> targets;
+};
+class CudaGates : public CudaSameBits, public ::testing::WithParamInterface<GateCase> {};
+
+TEST_P(CudaGates, WithinProductsGiveTheSameBitsInEveryPlacement) {
+  CudaBackendOptions fused, apart;
+  fused.fused_gate_rows = 1;
+  fused.poison_arena = true;
+  apart.fused_gate_rows = 0;
+  if (MakeCudaBackend(fused)->backend->fused_gate_rows() == 0) {
+    GTEST_SKIP() << "this card has no such kernels";
+  }
+  RandomJob job = JobA(BaseFormat::kNf4);
+  job.model = GetParam().model;
+  job.targets = GetParam().targets;
+  const auto on = [&](const CudaBackendOptions& backend, const std::string& placement,
+                      int32_t micro_batches = -1) {
+    return AloneOn(backend, job, PlaceBy(placement), micro_batches);
+  };
+  const AdapterSnapshot reference = on(fused, "slots=2 recompute");
+  for (const char* text :
+       {"slots=2 keep", "slots=all resident=all head=resident host boundaries=host",
+        "slots=3 attention=device:1+host:1 mlp=host:1", "mlp=device:2"}) {
+    EXPECT_TRUE(SameBits(reference, on(fused, text))) << text;
+  }
+  EXPECT_TRUE(SameBits(reference, on(fused, "slots=2 keep", 1)));
+  // And what they compute is what is computed without them, to a rounding of bf16 here and there.
+  const AdapterSnapshot without = on(apart, "slots=2 keep");
+  ASSERT_EQ(without.weights.size(), reference.weights.size());
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < without.weights.size(); ++i) {
+    difference += std::pow(without.weights[i] - reference.weights[i], 2);
+    size += std::pow(without.weights[i], 2);
+  }
+  EXPECT_LT(std::sqrt(difference / size), 1e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, CudaGates,
+                         ::testing::Values(GateCase{"attention",
+                                                    "llama",
+                                                    {Module::kQ, Module::kK, Module::kV,
+                                                     Module::kO}},
+                                           GateCase{"gate", "llama", {Module::kQ, Module::kGate}},
+                                           GateCase{"down", "qwen2", {Module::kV, Module::kDown}},
+                                           GateCase{"gelu", "gemma3", {Module::kQ, Module::kO}},
+                                           GateCase{"gelu_down", "gemma2", {Module::kDown}}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // Timed once, then kept: no choice is made twice, whatever runs between, and a job that opens
 // beside another one has the bits that it has alone.
