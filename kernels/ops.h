@@ -206,8 +206,8 @@ struct SwigluBackwardArgs {
 };
 
 // Gate and up of a gated MLP and what follows them: gate_up = x W^T, rounded to act, then y =
-// f(gate) * up as SwigluForward. gate_up is memory that the op may use; `wanted`: and holds what its
-// name says afterwards. The bits of either do not depend on whether the other is asked for.
+// f(gate) * up as SwigluForward. gate_up is memory that the op may use; `wanted`: and holds what
+// its name says afterwards. The bits of either do not depend on whether the other is asked for.
 struct GateUpArgs {
   const void* x;  // act [T, H]
   const void* w;  // wt [2 I, H], gate's rows first

@@ -10,7 +10,8 @@
 namespace soup::engine {
 namespace {
 
-// 1: no curves. 2: no attention library. 3: no fused gates. Raise it whenever a field changes its meaning.
+// 1: no curves. 2: no attention library. 3: no fused gates. Raise it whenever a field changes its
+// meaning.
 constexpr int kVersion = 4;
 
 nlohmann::json CurveToJson(const std::vector<MeasuredRate>& curve) {

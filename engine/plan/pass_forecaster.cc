@@ -32,17 +32,19 @@ constexpr double kBlockOfSlab = 0.12;
 // Steps of 4,096, 16,384 and 4 x 4,096 tokens with boundaries there waited 0.07, 0.27 and 0.09 of
 // it (soup-bench's stalls on an H200), steps without them nothing of the kind.
 constexpr double kBoundaryWait = 0.14;
-// A gate within the products beside it: what its backward adds to them, as elements of a row of
-// width I that are read or written (alone it takes 5, and the forward 3; measured: 57 us of 4,096
-// rows of 14,336, and nothing in the forward).
-constexpr double kFusedGateBackward = 2;
+// A gate as an op of its own reads and writes 3 elements of its width a row forward, 5 backward.
+// Within the products beside it those bytes are saved, and at the power limit most of their time
+// comes back as a lower clock (fitted: soup-bench's steps on an H200, 8B shapes).
+constexpr double kGateForward = 3, kGateBackward = 5;
+constexpr double kFusedGateForward = 2, kFusedGateBackward = 4.5;
 // Small ops of a forward visit, of a backward visit, and of what is made again.
 constexpr double kForwardOpsPerVisit = 6;
 constexpr double kBackwardOpsPerVisit = 7;
 constexpr double kAttentionAgainOps = 4;
 // Products over weights of an NF4 base take this part of the time that the profile's have, which
 // are of random bf16: sixteen levels draw less power, and products of so many rows are bound by it
-// (measured on an H200: 730 TFLOPS in steps against 686 in the profile at 4,096 rows).
+// (measured on an H200: 730 TFLOPS in steps against 686 in the profile at 4,096 rows); those of
+// our own (gates within products) do not get faster.
 constexpr double kNf4PowerShare = 0.94;
 constexpr double kPowerBoundRows = 4096;
 // Bytes that the update reads and writes for each element of an adapter: the gradient's norm, AdamW
@@ -152,7 +154,9 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   };
   const double attention_forward = attention(profile_.attention_forward_rates, 1);
   const double power = !in_place_ && wt_ == 2 && t >= kPowerBoundRows ? kNf4PowerShare : 1;
-  const auto product = [&](double elements) { return power * Gemm(2 * t * elements, t); };
+  const auto product = [&](double elements, bool own = false) {
+    return (own ? 1 : power) * Gemm(2 * t * elements, t);
+  };
 
   tokens_ += t;
   Seconds& s = seconds_;
@@ -161,11 +165,13 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
     return std::any_of(job.lora.targets.begin(), job.lora.targets.end(),
                        [g](Module m) { return ModuleGroup(m) == g; });
   };
-  const double gate = fused && !adapts(Group::kGateUp) ? 0 : 3;
-  const double gate_backward = fused && !adapts(Group::kDown) ? kFusedGateBackward : 5;
+  const bool fused_up = fused && !adapts(Group::kGateUp);
+  const bool fused_down = fused && !adapts(Group::kDown);
+  const double gate = fused_up ? kFusedGateForward : kGateForward;
+  const double gate_backward = fused_down ? kFusedGateBackward : kGateBackward;
   // Two norms, rope, SwiGLU; the middle's copy where it is kept is left out.
-  s.forward += product(all) + attention_forward + moved(4 * h + 2 * nq + gate * inner) +
-               kForwardOpsPerVisit * launch;
+  s.forward += product(all - gate_up) + product(gate_up, fused_up) + attention_forward +
+               moved(4 * h + 2 * nq + gate * inner) + kForwardOpsPerVisit * launch;
   const double head = Gemm(2 * t * h * static_cast<double>(model_.vocab), t);
   s.loss += head + 4 * t * static_cast<double>(model_.vocab) / traffic;
   CountLora(job, t, item.train);
@@ -176,12 +182,15 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
       head + (6 * static_cast<double>(model_.vocab) + 8 * h * static_cast<double>(head_slices_)) *
                  t / traffic;
   // The norms' backward, rope, SwiGLU's backward.
-  s.backward += product(all) + attention(profile_.attention_backward_rates, 2.5) +
+  const double down = Elements(model_, Group::kDown);
+  s.backward += product(all - down) + product(down, fused_down) +
+                attention(profile_.attention_backward_rates, 2.5) +
                 moved(8 * h + 2 * nq + gate_backward * inner) + kBackwardOpsPerVisit * launch;
   s.attention_again +=
       product(qkv_o) + attention_forward + moved(2 * h + 2 * nq) + kAttentionAgainOps * launch;
   // Gate and up come after the product that would have gone on through them.
-  s.mlp_again += product(gate_up) + moved(2 * h + (5 - gate_backward) * inner);
+  s.mlp_again +=
+      product(gate_up, fused_up) + moved(2 * h + (kGateBackward - gate_backward) * inner);
   const int64_t tokens = item.tokens, act = static_cast<int64_t>(act_);
   const int64_t wt = static_cast<int64_t>(wt_);
   int64_t attention_rank = 0, mlp_rank = 0;

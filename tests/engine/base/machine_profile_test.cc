@@ -24,6 +24,7 @@ MachineProfile Filled() {
   p.cpu_threads = 3;
   p.blas_core = "sm_90";
   p.attention_library = "cudnn-9.14.0";
+  p.fused_gate_rows = 1024;
   return p;
 }
 
@@ -39,16 +40,17 @@ TEST(MachineProfileTest, TextComesBackWhole) {
   EXPECT_EQ(read->attention_backward_rates[0].flops, 203e12);
   EXPECT_EQ(read->device_name, "a \"card\"");
   EXPECT_EQ(read->attention_library, "cudnn-9.14.0");
+  EXPECT_EQ(read->fused_gate_rows, 1024);
 }
 
 TEST(MachineProfileTest, AnotherVersionOrABrokenTextIsRefused) {
   std::string text = Filled().ToText();
-  const size_t at = text.find("\"version\":3");
+  const size_t at = text.find("\"version\":4");
   ASSERT_NE(at, std::string::npos);
   std::string old = text;
   old.replace(at, 11, "\"version\":1");
   for (const std::string& bad :
-       {old, std::string("{}"), std::string("["), text.substr(1), std::string("{\"version\":3}")}) {
+       {old, std::string("{}"), std::string("["), text.substr(1), std::string("{\"version\":4}")}) {
     EXPECT_EQ(MachineProfile::FromText(bad).status().code(), absl::StatusCode::kInvalidArgument)
         << bad;
   }

@@ -54,6 +54,27 @@ MachineProfile H200() {
   return p;
 }
 
+// The same card another day, with gates within products
+// (docs/benchmarks/2026-11-30-h200-soup-bench-8ad1398.json).
+MachineProfile H200WithGates() {
+  MachineProfile p = H200();
+  p.fused_gate_rows = 1024;
+  p.copy_bytes_per_second = 55.33e9;
+  p.copy_to_host_bytes_per_second = 55.21e9;
+  p.copy_both_ways_bytes_per_second = 50.28e9;
+  p.device_copy_bytes_per_second = 4192e9;
+  p.dequant_bytes_per_second = 2919e9;
+  p.launch_seconds = 3.59e-6;
+  p.gemm_flops = 700e12;
+  p.gemm_rates = {{512, 650.8e12},  {1024, 771.5e12}, {2048, 709.3e12},
+                  {4096, 707.6e12}, {8192, 687e12},   {16384, 675.7e12}};
+  p.attention_forward_rates = {
+      {512, 294.5e12}, {2048, 415.3e12}, {4096, 542.6e12}, {16384, 650.9e12}};
+  p.attention_backward_rates = {
+      {512, 191.1e12}, {2048, 289e12}, {4096, 340.6e12}, {16384, 418.7e12}};
+  return p;
+}
+
 struct Row {
   const char* name;
   bool large;
@@ -152,6 +173,59 @@ TEST(PlacementRows, ForecastsAreWhatWasMeasured) {
     ASSERT_TRUE(placement.ok()) << placement.status();
     const auto forecast = ForecastPass(m.row.large ? Llama70b() : Llama8b(), m.row.format,
                                        {Job(m.row)}, *placement, H200());
+    ASSERT_TRUE(forecast.ok()) << forecast.status();
+    EXPECT_NEAR(forecast->step_seconds * 1e3, m.ms, 0.03 * m.ms) << m.row.name;
+    EXPECT_NEAR(forecast->stall_seconds / forecast->step_seconds, m.stall, 0.06) << m.row.name;
+  }
+}
+
+TEST(PlacementRows, ForecastsWithGatesInProductsAreWhatWasMeasured) {
+  constexpr BaseFormat kNf4 = BaseFormat::kNf4DoubleQuant, kBf16 = BaseFormat::kBf16;
+  const struct {
+    Row row;
+    const char* placement;
+    double ms, stall;
+  } measured[] = {
+      {{"bf16_b8", false, kBf16, 8, 512}, "slots=32 resident=32 head=resident keep", 204.3, 0},
+      {{"bf16_b32_33gb", false, kBf16, 32, 512},
+       "slots=4 head=resident attention=device:16+host:16 mlp=device:17",
+       919.0,
+       0.003},
+      {{"bf16_b4_s4096_33gb", false, kBf16, 4, 4096},
+       "slots=3 head=resident attention=device:16+host:16 mlp=device:17",
+       1052.9,
+       0.004},
+      {{"b4_6gb2", false, kNf4, 4, 512},
+       "slots=10 head=resident attention=device:23+host:9 mlp=device:12",
+       126.9,
+       0.014},
+      {{"b8_9gb9", false, kNf4, 8, 512},
+       "slots=6 head=resident attention=device:16+host:16 mlp=device:17",
+       232.5,
+       0.004},
+      {{"b32_32gb", false, kNf4, 32, 512},
+       "slots=5 attention=host:all mlp=device:26",
+       854.6,
+       0.001},
+      {{"b32_60gb", false, kNf4, 32, 512}, "slots=32 resident=32 head=resident keep", 811.7, 0},
+      {{"b4_s4096_32gb", false, kNf4, 4, 4096},
+       "slots=2 attention=host:all mlp=device:26",
+       972.5,
+       0.001},
+      {{"b1_s16384_46gb", false, kNf4, 1, 16384},
+       "slots=32 resident=32 head=resident attention=host:all mlp=device:all",
+       1316.5,
+       0},
+      {{"b1_3gb4", false, kNf4, 1, 512},
+       "slots=22 head=resident:3 attention=device:1",
+       68.5,
+       0.254},
+  };
+  for (const auto& m : measured) {
+    const auto placement = ParsePlacement(m.placement);
+    ASSERT_TRUE(placement.ok()) << placement.status();
+    const auto forecast =
+        ForecastPass(Llama8b(), m.row.format, {Job(m.row)}, *placement, H200WithGates());
     ASSERT_TRUE(forecast.ok()) << forecast.status();
     EXPECT_NEAR(forecast->step_seconds * 1e3, m.ms, 0.03 * m.ms) << m.row.name;
     EXPECT_NEAR(forecast->stall_seconds / forecast->step_seconds, m.stall, 0.06) << m.row.name;

@@ -144,6 +144,8 @@ class LooksLikeCuda final : public bench::ForwardingBackend {
     return absl::OkStatus();
   }
   bool chooses_gemms() const override { return true; }
+  int64_t fused_gate_rows() const override { return fused_gate_rows_; }
+  void set_fused_gate_rows(int64_t rows) { fused_gate_rows_ = rows; }
   absl::StatusOr<GemmPreparation> PrepareGemms(absl::Span<const kernels::GemmArgs> products,
                                                const std::function<absl::Status()>&) override {
     types_.insert(act_);
@@ -156,6 +158,7 @@ class LooksLikeCuda final : public bench::ForwardingBackend {
 
  private:
   DType act_ = DType::kBF16;
+  int64_t fused_gate_rows_ = 0;
   std::set<DType> types_;
   std::vector<kernels::GemmArgs> products_;
 };
@@ -193,6 +196,40 @@ TEST(PrepareGemms, OnCudaAPassTakesWhatIsPlannedInEitherType) {
       }
     }
   }
+}
+
+// A product that a kernel has with the gate in its last stage needs no algorithm, unless an adapter
+// stands between, there are too few rows, or activations are fp32.
+TEST(PrepareGemms, GatesWithinProductsNeedNoAlgorithm) {
+  const ModelSpec& m = TinyMemory(BaseFormat::kBf16).spec();
+  const auto asked_for = [&](const std::vector<Module>& targets, int64_t rows, bool f32) {
+    const std::unique_ptr<Backend> cpu = MakeCpuBackend({});
+    LooksLikeCuda backend(cpu.get());
+    backend.set_fused_gate_rows(rows);
+    auto trainer = Trainer::Create(&backend, TinyBase(BaseFormat::kBf16));
+    EXPECT_TRUE(trainer.ok()) << trainer.status();
+    RandomJob job = SmallJob();
+    job.targets = targets;
+    JobSetup setup = MakeJob(job);
+    setup.numeric.backend = "cuda";
+    setup.numeric.f32_activations = f32;
+    const auto opened = (*trainer)->OpenJob(setup);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    std::string found;
+    for (const kernels::GemmArgs& g : backend.products()) {
+      const bool gate_up = g.transpose_b && g.N == 2 * m.intermediate && g.K == m.hidden;
+      const bool down_back = !g.transpose_a && !g.transpose_b && g.N == m.intermediate;
+      if (gate_up && found.find("gate_up ") == std::string::npos) found += "gate_up ";
+      if (down_back && found.find("down ") == std::string::npos) found += "down ";
+    }
+    return found;
+  };
+  const std::vector<Module> attention = {Module::kQ, Module::kV};
+  EXPECT_EQ(asked_for(attention, 0, false), "gate_up down ");
+  EXPECT_EQ(asked_for(attention, 1, false), "");
+  EXPECT_EQ(asked_for(attention, 1 << 20, false), "gate_up down ");
+  EXPECT_EQ(asked_for(attention, 1, true), "gate_up down ");
+  EXPECT_EQ(asked_for({Module::kQ, Module::kUp}, 1, false), "gate_up ");
 }
 
 TEST(PrepareGemms, WhatWasNotToldIsSeen) {
