@@ -8,6 +8,8 @@
 #include "engine/base/clock.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/conversation.h"
+#include "engine/data/jinja/budget.h"
+#include "engine/data/jinja/python_format.h"
 #include "engine/data/jinja/template.h"
 #include "engine/data/jinja/text_ops.h"
 #include "engine/data/turn_finder.h"
@@ -47,6 +49,11 @@ struct ChatEncoder::Rep {
   absl::StatusOr<std::vector<TurnFinder::Turn>> Supervised(const Conversation& c,
                                                            const jinja::Rendering& full,
                                                            std::vector<std::string>* notices) const;
+  bool CallsStandOutside(const Conversation& c, const jinja::Rendering& full) const;
+  absl::StatusOr<jinja::Rendering> RenderWhole(Conversation* c,
+                                               std::vector<std::string>* notices) const;
+  void NoticeMarked(const Conversation& c, const jinja::Rendering& full,
+                    std::vector<std::string>* notices) const;
   void NoticeKey(const Conversation& c, const std::string& key,
                  std::vector<std::string>* notices) const;
   void Notice(const Conversation& c, const std::string& full,
@@ -66,6 +73,67 @@ absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::Render(const Conversation& c,
   for (const auto& [name, token] : special_tokens)
     variables.emplace_back(name, Value::String(token));
   return For(c).Render(variables, options);
+}
+
+std::vector<std::string> MarkedTexts(const jinja::Rendering& rendering) {
+  std::vector<std::string> texts;
+  for (const auto& [begin, end] : rendering.generation)
+    texts.push_back(rendering.text.substr(begin, end - begin));
+  return texts;
+}
+
+std::vector<Value> ValuesOf(const Conversation& c) {
+  std::vector<Value> messages;
+  for (const Message& m : c.messages) messages.push_back(m.value);
+  return messages;
+}
+
+// Whether the arguments of a tool call stand in a text as Python prints an object: a template that
+// writes them as they are, and wants a text of JSON there.
+bool PrintsArguments(const Conversation& c, const std::string& text) {
+  for (const Message& m : c.messages) {
+    const Value* calls = m.has_tool_calls ? m.value.Find("tool_calls") : nullptr;
+    if (calls == nullptr) continue;
+    for (const Value& call : calls->AsList()) {
+      const Value* function = call.Find("function");
+      const Value* arguments = (function != nullptr ? *function : call).Find("arguments");
+      if (arguments == nullptr || arguments->AsDict().empty()) continue;
+      // No longer than the text that it would stand in.
+      jinja::Budget budget(int64_t{1} << 20, static_cast<int64_t>(text.size()) + (1 << 16));
+      const absl::StatusOr<std::string> printed = jinja::ToRepr(*arguments, &budget);
+      if (printed.ok() && absl::StrContains(text, *printed)) return true;
+    }
+  }
+  return false;
+}
+
+// The conversation rendered. Arguments of tool calls that are written as texts are objects first;
+// where the template prints them, or cannot do with objects, they are the texts in *c from then on.
+absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::RenderWhole(
+    Conversation* c, std::vector<std::string>* notices) const {
+  absl::StatusOr<jinja::Rendering> full = Render(*c, ValuesOf(*c), false);
+  const bool printed = full.ok() && PrintsArguments(*c, full->text);
+  if (full.ok() && !printed) return full;
+  Conversation texts = *c;
+  bool any = false;
+  for (Message& m : texts.messages) {
+    if (m.with_text_arguments.is_none()) continue;
+    m.value = m.with_text_arguments;
+    any = true;
+  }
+  if (any) {
+    absl::StatusOr<jinja::Rendering> again = Render(texts, ValuesOf(texts), false);
+    if (again.ok()) {
+      *c = std::move(texts);
+      return again;
+    }
+  }
+  if (printed) {
+    notices->push_back(
+        "record(s) have arguments of tool calls that the chat template prints as Python would, not "
+        "as JSON; write them as a text of JSON");
+  }
+  return full;
 }
 
 // Without the turns that have weight 0. `turns`: the assistant's, in order.
@@ -95,7 +163,6 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
     return absl::InvalidArgumentError(
         "a message has weight 0, but data.train_on is all; use train_on: responses");
   }
-  if (train_on_all) return std::vector<TurnFinder::Turn>{{{0, full.text.size()}, 0}};
   const TurnFinder finder(c, full.text, *tokenizer,
                           [this, &c](const std::vector<Value>& messages,
                                      bool generation_prompt) -> absl::StatusOr<std::string> {
@@ -103,6 +170,10 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
                                                   Render(c, messages, generation_prompt));
                             return std::move(r.text);
                           });
+  if (train_on_all) {
+    SOUP_RETURN_IF_ERROR(finder.CheckCallsAreWritten());
+    return std::vector<TurnFinder::Turn>{{{0, full.text.size()}, 0}};
+  }
   if (!For(c).has_generation_blocks()) {
     SOUP_ASSIGN_OR_RETURN(std::vector<TurnFinder::Turn> turns, finder.Find(notices));
     return Weighed(c, std::move(turns));
@@ -116,12 +187,56 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
   SOUP_RETURN_IF_ERROR(finder.CheckMarked(
       spans, [&](const std::vector<Value>& messages) -> absl::StatusOr<std::vector<std::string>> {
         SOUP_ASSIGN_OR_RETURN(const jinja::Rendering r, Render(c, messages, false));
-        std::vector<std::string> texts;
-        for (const auto& [begin, end] : r.generation)
-          texts.push_back(r.text.substr(begin, end - begin));
-        return texts;
+        return MarkedTexts(r);
       }));
+  SOUP_RETURN_IF_ERROR(finder.CheckCallsAreWritten());
+  NoticeMarked(c, full, notices);
   return Weighed(c, std::move(out));
+}
+
+bool ChatEncoder::Rep::CallsStandOutside(const Conversation& c,
+                                         const jinja::Rendering& full) const {
+  std::vector<Value> messages = ValuesOf(c);
+  bool any = false;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (!c.messages[i].has_tool_calls) continue;
+    absl::StatusOr<Value> silent = WithoutCalls(c.messages[i]);
+    if (!silent.ok()) return false;
+    messages[i] = *std::move(silent);
+    any = true;
+  }
+  if (!any) return false;
+  const absl::StatusOr<jinja::Rendering> without = Render(c, std::move(messages), false);
+  return without.ok() && MarkedTexts(*without) == MarkedTexts(full);
+}
+
+// What generation blocks leave out that the model has to write: the token that ends a turn, where
+// there is a block a turn, and tool calls.
+void ChatEncoder::Rep::NoticeMarked(const Conversation& c, const jinja::Rendering& full,
+                                    std::vector<std::string>* notices) const {
+  const auto turns = std::count_if(c.messages.begin(), c.messages.end(),
+                                   [](const Message& m) { return m.role == "assistant"; });
+  std::vector<std::pair<size_t, size_t>> ends(full.generation.begin(), full.generation.end());
+  if (static_cast<int64_t>(ends.size()) != turns && !ends.empty()) ends = {ends.back()};
+  const auto blank = [](absl::string_view text) {
+    return jinja::Strip(text, std::nullopt, true, true).empty();
+  };
+  bool endless = false;
+  for (const auto& [begin, end] : ends) {
+    const absl::string_view text = absl::string_view(full.text).substr(begin, end - begin);
+    const std::vector<AddedSpan> tokens = tokenizer->FindAddedTokens(text);
+    endless |= tokens.empty() || !blank(text.substr(tokens.back().end));
+  }
+  if (endless) {
+    notices->push_back(
+        "record(s) have assistant turns whose generation block in the chat template ends without a "
+        "token; the model does not learn to stop there");
+  }
+  if (CallsStandOutside(c, full)) {
+    notices->push_back(
+        "record(s) have tool calls that stand outside the chat template's generation blocks; they "
+        "are not trained on");
+  }
 }
 
 // A key beside role and content. Those that it would not hurt to lose are passed over.
@@ -143,7 +258,7 @@ void ChatEncoder::Rep::Notice(const Conversation& c, const std::string& full,
   bool dropped = false, special = false, empty = false;
   for (const Message& m : c.messages) {
     const std::string words = jinja::Strip(m.content, std::nullopt, true, true);
-    dropped |= m.role != "assistant" && !absl::StrContains(full, words);
+    dropped |= (train_on_all || m.role != "assistant") && !absl::StrContains(full, words);
     empty |= m.role == "assistant" && m.content.empty() && !m.has_tool_calls;
     for (const AddedSpan& span : tokenizer->FindAddedTokens(m.content))
       special |= span.token->special;
@@ -195,11 +310,8 @@ absl::StatusOr<std::unique_ptr<ChatEncoder>> ChatEncoder::Create(const Tokenizer
 
 absl::Status ChatEncoder::Encode(const Value& record, EncodeContext* context, TokenRecord* out,
                                  std::vector<std::string>* notices) const {
-  SOUP_ASSIGN_OR_RETURN(const Conversation conversation, ReadConversation(record));
-  std::vector<Value> messages;
-  for (const Message& m : conversation.messages) messages.push_back(m.value);
-  SOUP_ASSIGN_OR_RETURN(const jinja::Rendering full,
-                        rep_->Render(conversation, std::move(messages), false));
+  SOUP_ASSIGN_OR_RETURN(Conversation conversation, ReadConversation(record));
+  SOUP_ASSIGN_OR_RETURN(const jinja::Rendering full, rep_->RenderWhole(&conversation, notices));
   SOUP_ASSIGN_OR_RETURN(const std::vector<TurnFinder::Turn> turns,
                         rep_->Supervised(conversation, full, notices));
   rep_->Notice(conversation, full.text, notices);

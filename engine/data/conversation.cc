@@ -25,8 +25,9 @@ absl::StatusOr<Value> Unwrap(const Value& value, absl::string_view key) {
   return parsed;
 }
 
-// {"name", "arguments", ...}, alone or under "function".
-absl::StatusOr<Value> ReadToolCall(const Value& call) {
+// {"name", "arguments", ...}, alone or under "function". *as_text: whether arguments are written as
+// a text of JSON.
+absl::StatusOr<Value> ReadToolCall(const Value& call, bool* as_text) {
   if (!call.is_dict())
     return Bad(
         absl::StrCat("'tool_calls' holds ", call.KindName(), " where an object is expected"));
@@ -34,7 +35,7 @@ absl::StatusOr<Value> ReadToolCall(const Value& call) {
   for (const auto& [key, value] : call.AsDict()) {
     if (value.is_none() && key != "arguments") continue;
     if (key == "function") {
-      SOUP_ASSIGN_OR_RETURN(Value function, ReadToolCall(value));
+      SOUP_ASSIGN_OR_RETURN(Value function, ReadToolCall(value, as_text));
       out.emplace_back(key, std::move(function));
     } else if (key == "arguments") {
       SOUP_ASSIGN_OR_RETURN(Value arguments, Unwrap(value, "arguments"));
@@ -42,6 +43,7 @@ absl::StatusOr<Value> ReadToolCall(const Value& call) {
         return Bad(absl::StrCat("'arguments' of a tool call is ", arguments.KindName(),
                                 " where an object is expected"));
       }
+      *as_text |= value.is_string();
       out.emplace_back(key, std::move(arguments));
     } else {
       out.emplace_back(key, value);
@@ -50,12 +52,12 @@ absl::StatusOr<Value> ReadToolCall(const Value& call) {
   return Value::Dict(std::move(out));
 }
 
-absl::StatusOr<Value> ReadToolCalls(const Value& calls) {
+absl::StatusOr<Value> ReadToolCalls(const Value& calls, bool* as_text) {
   if (!calls.is_list())
     return Bad(absl::StrCat("'tool_calls' is ", calls.KindName(), " where a list is expected"));
   std::vector<Value> out;
   for (const Value& call : calls.AsList()) {
-    SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCall(call));
+    SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCall(call, as_text));
     out.push_back(std::move(read));
   }
   return Value::List(std::move(out));
@@ -112,26 +114,33 @@ absl::StatusOr<Message> ReadMessage(const Value& value) {
   if (content != nullptr && content->is_string()) out.content = content->AsString();
 
   Value::Items members;
+  bool as_text = false;
   for (const auto& [key, member] : value.AsDict()) {
     if (key == "content") {
       members.emplace_back(key, Value::String(out.content));
     } else if (member.is_none()) {
       continue;  // a table's way to say "absent"
     } else if (key == "tool_calls") {
-      SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCalls(member));
+      SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCalls(member, &as_text));
       if (out.has_tool_calls) members.emplace_back(key, std::move(read));
     } else if (key == "weight") {
       SOUP_ASSIGN_OR_RETURN(out.trained, ReadWeight(member, out.role));
     } else {
       // Such a key means to decide what is trained on, and no template looks at it.
-      if (key == "train" || key == "training")
+      if (key == "train" || key == "training" || key == "loss" || key == "loss_mask")
         return Bad(absl::StrCat("key '", key, "' is not known; write \"weight\": 0 or 1"));
       if (key != "role") out.more.push_back(key);
       members.emplace_back(key, member);
     }
   }
   if (content == nullptr) members.emplace_back("content", Value::String(""));
-  SOUP_ASSIGN_OR_RETURN(out.value, Value::Dict(std::move(members)));
+  SOUP_ASSIGN_OR_RETURN(out.value, Value::Dict(members));
+  if (as_text) {
+    for (auto& [key, member] : members) {
+      if (key == "tool_calls") member = *value.Find(key);
+    }
+    SOUP_ASSIGN_OR_RETURN(out.with_text_arguments, Value::Dict(std::move(members)));
+  }
   return out;
 }
 
@@ -172,6 +181,14 @@ absl::StatusOr<Value> WithContent(const Message& message, const std::string& con
     } else if (!alone || key == "role") {
       members.emplace_back(key, member);
     }
+  }
+  return Value::Dict(std::move(members));
+}
+
+absl::StatusOr<Value> WithoutCalls(const Message& message) {
+  Value::Items members;
+  for (const auto& [key, member] : message.value.AsDict()) {
+    if (key != "tool_calls") members.emplace_back(key, member);
   }
   return Value::Dict(std::move(members));
 }

@@ -19,6 +19,9 @@ struct Message {
   bool trained = true;            // false: an assistant's turn with weight 0
   std::vector<std::string> more;  // keys beside role, content, tool_calls and weight
   Value value;                    // what a template sees
+  // The same with its tool calls' arguments as the texts of JSON that they were written as; none
+  // where they were not.
+  Value with_text_arguments;
 };
 
 struct Conversation {
@@ -34,6 +37,8 @@ absl::StatusOr<Conversation> ReadConversation(const Value& record);
 
 // The message's members with another content, without its other members when `alone`.
 absl::StatusOr<Value> WithContent(const Message& message, const std::string& content, bool alone);
+// The message's members but its tool calls.
+absl::StatusOr<Value> WithoutCalls(const Message& message);
 
 }  // namespace soup::engine
 

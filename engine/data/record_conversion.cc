@@ -166,7 +166,8 @@ absl::StatusOr<Value> SharegptToMessages(const Value& record) {
     ++number;
     auto read = ReadTurn(turn);
     if (!read.ok()) return Bad(absl::StrCat("turn ", number, ": ", read.status().message()));
-    if (number == 1 && !messages.empty() && read->Find("role")->AsString() == "system") {
+    const Value* role = read->Find("role");  // of any kind, where the turn is a message already
+    if (number == 1 && !messages.empty() && role->is_string() && role->AsString() == "system") {
       return Bad("key 'system' and a system turn at the beginning are both there: keep one");
     }
     messages.push_back(*std::move(read));

@@ -1,7 +1,10 @@
 #include "engine/data/tokenizer_config.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/file_system.h"
@@ -12,14 +15,31 @@
 namespace soup::engine {
 namespace {
 
-constexpr const char* kTokenNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                       "pad_token", "cls_token", "mask_token"};
-
 absl::Status ReadSpecialToken(const JsonNode& node, const std::string& name, TokenizerConfig* out) {
   if (node.is_null()) return absl::OkStatus();
   // A plain string, or an added token written out as an object.
   const JsonNode content = node.json().is_object() ? node.Member("content") : node;
   SOUP_ASSIGN_OR_RETURN(out->special_tokens[name], content.String());
+  return absl::OkStatus();
+}
+
+// The usual ones are texts or null; other members of such names may be anything.
+bool IsUsualToken(absl::string_view name) {
+  constexpr absl::string_view kNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                          "pad_token", "cls_token", "mask_token"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+// Every token by its name, a model's own ("image_token") too: templates see them all. Those already
+// there stay, as do names that the file gives as null.
+absl::Status ReadSpecialTokens(const JsonNode& node, TokenizerConfig* out) {
+  for (auto it = node.json().begin(); it != node.json().end(); ++it) {
+    const bool text = it->is_string() || (it->is_object() && it->contains("content"));
+    const bool own = absl::EndsWith(it.key(), "_token") && (text || it->is_null());
+    if (!own && !IsUsualToken(it.key())) continue;
+    if (!out->seen_tokens.insert(it.key()).second) continue;
+    SOUP_RETURN_IF_ERROR(ReadSpecialToken(node.Member(it.key()), it.key(), out));
+  }
   return absl::OkStatus();
 }
 
@@ -71,8 +91,10 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(absl::string_view json) {
                         ParseJsonDocument(json, "tokenizer_config.json"));
   const JsonNode root(&document, "tokenizer_config.json: ");
   SOUP_RETURN_IF_ERROR(root.RequireObject());
-  for (const char* name : kTokenNames)
-    SOUP_RETURN_IF_ERROR(ReadSpecialToken(root.Member(name), name, &out));
+  SOUP_RETURN_IF_ERROR(ReadSpecialTokens(root, &out));
+  // Newer files name a model's own tokens apart; older ones have a list here, without names.
+  const JsonNode extra = root.Member("extra_special_tokens");
+  if (extra.json().is_object()) SOUP_RETURN_IF_ERROR(ReadSpecialTokens(extra, &out));
   SOUP_ASSIGN_OR_RETURN(out.add_bos_token, OptionalBool(root.Member("add_bos_token")));
   SOUP_ASSIGN_OR_RETURN(out.add_eos_token, OptionalBool(root.Member("add_eos_token")));
   SOUP_ASSIGN_OR_RETURN(out.add_prefix_space, OptionalBool(root.Member("add_prefix_space")));
@@ -90,6 +112,16 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder) {
   if (fs.Exists(config_path)) {
     SOUP_ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(config_path));
     SOUP_ASSIGN_OR_RETURN(out, ParseTokenizerConfig(text));
+  }
+  // What older folders say in a file of its own.
+  const std::string map_path = JoinPath(folder, "special_tokens_map.json");
+  if (fs.Exists(map_path)) {
+    SOUP_ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(map_path));
+    SOUP_ASSIGN_OR_RETURN(const nlohmann::json document,
+                          ParseJsonDocument(text, "special_tokens_map.json"));
+    const JsonNode root(&document, "special_tokens_map.json: ");
+    SOUP_RETURN_IF_ERROR(root.RequireObject());
+    SOUP_RETURN_IF_ERROR(ReadSpecialTokens(root, &out));
   }
   const std::string template_path = JoinPath(folder, "chat_template.jinja");
   if (fs.Exists(template_path)) {

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace soup::engine {
 struct TokenizerConfig {
   // "bos_token", "eos_token", "pad_token", ... as a template sees them; absent: null in the file.
   std::map<std::string, std::string> special_tokens;
+  std::set<std::string> seen_tokens;  // names that a file has, null or not
   std::optional<bool> add_bos_token;
   std::optional<bool> add_eos_token;
   std::optional<bool> add_prefix_space;
@@ -35,8 +37,9 @@ struct TokenizerConfig {
   }
 };
 
-// Reads tokenizer_config.json and chat_template.jinja of a folder (the latter wins, as in
-// transformers); either may be absent. Errors: InvalidArgument (file, path in it).
+// Reads tokenizer_config.json, special_tokens_map.json (for tokens that the former does not name)
+// and chat_template.jinja of a folder (which wins, as in transformers); any may be absent. Errors:
+// InvalidArgument (file, path in it).
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder);
 
 // The same of tokenizer_config.json's text alone.

@@ -69,6 +69,13 @@ absl::StatusOr<std::string> TurnFinder::RenderWith(size_t count, size_t index,
   return render_(messages, /*generation_prompt=*/false);
 }
 
+absl::StatusOr<std::string> TurnFinder::RenderWithoutCalls(size_t count, size_t index) const {
+  std::vector<Value> messages;
+  for (size_t i = 0; i < count; ++i) messages.push_back(conversation_.messages[i].value);
+  SOUP_ASSIGN_OR_RETURN(messages[index], WithoutCalls(conversation_.messages[index]));
+  return render_(messages, /*generation_prompt=*/false);
+}
+
 absl::Status TurnFinder::Changed(size_t index, absl::string_view rendered) const {
   const std::string& content = conversation_.messages[index].content;
   const std::string trimmed = Trimmed(content);
@@ -110,8 +117,7 @@ absl::StatusOr<TurnFinder::Start> TurnFinder::Begin(size_t index, absl::string_v
 absl::Status TurnFinder::CheckToolCalls(size_t index, const std::string& upto) const {
   const Message& message = conversation_.messages[index];
   if (!message.has_tool_calls) return absl::OkStatus();
-  SOUP_ASSIGN_OR_RETURN(const std::string without,
-                        RenderWith(index + 1, index, message.content, /*alone=*/true));
+  SOUP_ASSIGN_OR_RETURN(const std::string without, RenderWithoutCalls(index + 1, index));
   if (without != upto) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(TurnName(index), ": the chat template drops its tool calls"));
@@ -164,7 +170,21 @@ absl::StatusOr<TurnFinder::Place> TurnFinder::ByReplacement(size_t index) const 
   }
   SOUP_ASSIGN_OR_RETURN(const Start start, Begin(index, full_, *at));
   if (start.begin > *at) return Changed(index, full_);
-  return Place{start.begin, start.floor, *at + message.content.size(), kUnknown};
+  SOUP_ASSIGN_OR_RETURN(std::string end_token, LastEndToken(index));
+  return Place{start.begin, start.floor, *at + message.content.size(), kUnknown,
+               std::move(end_token)};
+}
+
+// What begins the next turn must not be taken for the end of this one: as the last one it shows.
+absl::StatusOr<std::string> TurnFinder::LastEndToken(size_t index) const {
+  SOUP_ASSIGN_OR_RETURN(const std::string last,
+                        RenderWith(index + 1, index, sentinel_, /*alone=*/false));
+  const std::optional<size_t> at = OnlyPlace(last, sentinel_);
+  if (!at) return std::string();
+  const absl::string_view after = absl::string_view(last).substr(*at + sentinel_.size());
+  const std::vector<AddedSpan> tokens = tokenizer_.FindAddedTokens(after);
+  if (tokens.empty() || !IsBlank(after.substr(0, tokens.front().begin))) return std::string();
+  return std::string(after.substr(tokens.front().begin, tokens.front().end - tokens.front().begin));
 }
 
 // The turn's end token: the first one after the content with nothing but white space between; of a
@@ -178,7 +198,9 @@ MatchSpan TurnFinder::WithEndToken(size_t index, const Place& place,
   if (!tokens.empty()) {
     const bool calls = conversation_.messages[index].has_tool_calls;
     const AddedSpan& token = calls ? tokens.back() : tokens.front();
-    if (calls ? IsBlank(after.substr(token.end)) : IsBlank(after.substr(0, token.begin)))
+    const bool own = place.end != kUnknown ||
+                     after.substr(token.begin, token.end - token.begin) == place.end_token;
+    if (own && (calls ? IsBlank(after.substr(token.end)) : IsBlank(after.substr(0, token.begin))))
       return {place.begin, place.content_end + token.end};
   }
   notices->push_back(
@@ -196,6 +218,21 @@ absl::StatusOr<TurnFinder::Turn> TurnFinder::FindTurn(size_t index,
       absl::StartsWith(full_, upto) ? ByPrefixes(index, upto) : ByReplacement(index);
   if (!place.ok()) return place.status();
   return Turn{WithEndToken(index, *place, notices), place->floor};
+}
+
+absl::Status TurnFinder::CheckCallsAreWritten() const {
+  const size_t count = conversation_.messages.size();
+  for (size_t i = 0; i < count; ++i) {
+    const Message& message = conversation_.messages[i];
+    if (!message.has_tool_calls) continue;
+    SOUP_ASSIGN_OR_RETURN(const std::string without, RenderWithoutCalls(count, i));
+    if (without == full_) {
+      return absl::InvalidArgumentError(absl::StrCat("message ", i + 1, " (",
+                                                     message.role.substr(0, 40),
+                                                     "): the chat template drops its tool calls"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TurnFinder::CheckMarked(const std::vector<MatchSpan>& spans,

@@ -38,20 +38,27 @@ class TurnFinder {
   using Marked = std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<Value>&)>;
   absl::Status CheckMarked(const std::vector<MatchSpan>& spans, const Marked& marked) const;
 
+  // That the template writes every message's tool calls. Errors: InvalidArgument, naming the first
+  // whose calls it drops.
+  absl::Status CheckCallsAreWritten() const;
+
   // In order. *notices grows.
   absl::StatusOr<std::vector<Turn>> Find(std::vector<std::string>* notices) const;
 
  private:
   struct Place {
-    size_t begin;        // of what the assistant says
-    size_t floor;        // see Turn
-    size_t content_end;  // of its content
-    size_t end;          // of what the turn renders to; npos: not known
+    size_t begin;                // of what the assistant says
+    size_t floor;                // see Turn
+    size_t content_end;          // of its content
+    size_t end;                  // of what the turn renders to; npos: not known
+    std::string end_token = {};  // where that is not known: what may end it; empty: nothing
   };
 
   absl::StatusOr<Turn> FindTurn(size_t index, std::vector<std::string>* notices) const;
   absl::StatusOr<Place> ByPrefixes(size_t index, const std::string& upto) const;
   absl::StatusOr<Place> ByReplacement(size_t index) const;
+  // What follows the content of the last of the first index + 1 messages, if it is a token.
+  absl::StatusOr<std::string> LastEndToken(size_t index) const;
   struct Start {
     size_t begin, floor;
   };
@@ -60,6 +67,8 @@ class TurnFinder {
   // The first `count` messages with message `index` saying `content` (and nothing else if `alone`).
   absl::StatusOr<std::string> RenderWith(size_t count, size_t index, const std::string& content,
                                          bool alone) const;
+  // The first `count` messages without the tool calls of message `index`.
+  absl::StatusOr<std::string> RenderWithoutCalls(size_t count, size_t index) const;
   absl::Status CheckToolCalls(size_t index, const std::string& upto) const;
   absl::Status Changed(size_t index, absl::string_view rendered) const;
   MatchSpan WithEndToken(size_t index, const Place& place, std::vector<std::string>* notices) const;

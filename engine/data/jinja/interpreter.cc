@@ -182,19 +182,20 @@ absl::StatusOr<Value> Interpreter::Filtered(const Statement& s, const ScopePtr& 
   return Eval(*s.value, inner);
 }
 
-// The items of a for statement that pass its condition.
-absl::StatusOr<std::vector<Value>> Interpreter::LoopItems(const Statement& s, const Value& over,
-                                                          const ScopePtr& scope) {
-  SOUP_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(over, &budget_));
-  if (s.condition == nullptr) return items;
-  std::vector<Value> kept;
-  for (Value& item : items) {
-    auto inner = std::make_shared<Scope>(scope);
-    SOUP_RETURN_IF_ERROR(Assign(s.targets, item, inner));
-    SOUP_ASSIGN_OR_RETURN(const Value condition, Eval(*s.condition, inner));
-    if (Truth(condition)) kept.push_back(std::move(item));
+// As jinja2, no earlier than need be: the body may change what the condition looks at.
+absl::Status Interpreter::LookAhead(Loop* loop, size_t items) {
+  const Statement& s = *loop->statement;
+  while (loop->items.size() < items && loop->looked_at < loop->over.size()) {
+    const Value item = loop->over[loop->looked_at++];
+    if (s.condition != nullptr) {
+      auto inner = std::make_shared<Scope>(loop->scope);
+      SOUP_RETURN_IF_ERROR(Assign(s.targets, item, inner));
+      SOUP_ASSIGN_OR_RETURN(const Value condition, Eval(*s.condition, inner));
+      if (!Truth(condition)) continue;
+    }
+    loop->items.push_back(item);
   }
-  return kept;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Interpreter::Flow> Interpreter::RunFor(const Statement& s, const ScopePtr& scope) {
@@ -207,15 +208,14 @@ absl::Status Interpreter::RunLoop(const Statement& s, const Value& over, const S
                                   int depth) {
   auto owned = std::make_unique<Loop>();
   Loop* const loop = owned.get();
-  SOUP_ASSIGN_OR_RETURN(loop->items, LoopItems(s, over, scope));
+  SOUP_ASSIGN_OR_RETURN(loop->over, Elements(over, &budget_));
   SOUP_RETURN_IF_ERROR(Own(std::move(owned)));
-  if (loop->items.empty()) return RunBlock(s.otherwise, std::make_shared<Scope>(scope)).status();
   loop->statement = &s;
   loop->scope = scope;
   loop->depth = depth;
-  loop->size = static_cast<int64_t>(loop->items.size());
-  absl::Status status;
-  for (loop->index = 0; loop->index < loop->items.size(); ++loop->index) {
+  absl::Status status = LookAhead(loop, 1);
+  const bool none = status.ok() && loop->items.empty();
+  for (; status.ok() && loop->index < loop->items.size(); ++loop->index) {
     auto inner = std::make_shared<Scope>(scope);  // what is set in an iteration ends with it
     inner->Set("loop", Value::Object(loop));
     status = Assign(s.targets, loop->items[loop->index], inner);
@@ -223,9 +223,12 @@ absl::Status Interpreter::RunLoop(const Statement& s, const Value& over, const S
     const absl::StatusOr<Flow> flow = RunBlock(s.body, inner);
     status = flow.status();
     if (!status.ok() || *flow == Flow::kBreak) break;
+    status = LookAhead(loop, loop->index + 2);
   }
+  loop->over.clear();
   loop->items.clear();
   loop->scope = nullptr;
+  if (none) return RunBlock(s.otherwise, std::make_shared<Scope>(scope)).status();
   return status;
 }
 

@@ -49,8 +49,8 @@ class Interpreter {
   // What `body` writes, apart from the output.
   absl::StatusOr<std::string> Capture(const Block& body, const ScopePtr& scope);
   absl::Status Write(const std::string& text);
-  absl::StatusOr<std::vector<Value>> LoopItems(const Statement& s, const Value& over,
-                                               const ScopePtr& scope);
+  // Looks at what is looped over until so many items have passed the condition, or at all of it.
+  absl::Status LookAhead(Loop* loop, size_t items);
   absl::Status RunCall(const Statement& s, const ScopePtr& scope);
   // The text of s.body, through the filters of s.value if there are any.
   absl::StatusOr<Value> Filtered(const Statement& s, const ScopePtr& scope);
@@ -75,7 +75,7 @@ class Interpreter {
   absl::StatusOr<Value> CallRecursively(const Loop& loop, const CallArgs& args);
   absl::StatusOr<Value> CallBuiltin(const Builtin& builtin, const CallArgs& args);
   absl::StatusOr<Value> Range(const CallArgs& args);
-  static Value LoopAttribute(const Loop& loop, const std::string& name);
+  absl::StatusOr<Value> LoopAttribute(Loop* loop, const std::string& name);
   absl::StatusOr<Value> CallLoop(Loop* loop, const std::string& name, const CallArgs& args);
 
   // The object lives as long as the rendering.

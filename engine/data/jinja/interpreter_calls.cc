@@ -226,20 +226,27 @@ absl::StatusOr<Value> Interpreter::CallLoop(Loop* loop, const std::string& name,
   return absl::InvalidArgumentError(absl::StrCat("'loop.", name, "' cannot be called so"));
 }
 
-Value Interpreter::LoopAttribute(const Loop& loop, const std::string& name) {
-  const auto index = static_cast<int64_t>(loop.index);
+absl::StatusOr<Value> Interpreter::LoopAttribute(Loop* loop, const std::string& name) {
+  const auto index = static_cast<int64_t>(loop->index);
   if (name == "index") return Value::Int(index + 1);
   if (name == "index0") return Value::Int(index);
-  if (name == "revindex") return Value::Int(loop.size - index);
-  if (name == "revindex0") return Value::Int(loop.size - index - 1);
   if (name == "first") return Value::Bool(index == 0);
-  if (name == "last") return Value::Bool(index + 1 == loop.size);
-  if (name == "length") return Value::Int(loop.size);
-  if (name == "depth") return Value::Int(loop.depth);
-  if (name == "depth0") return Value::Int(loop.depth - 1);
-  if (name == "previtem" && loop.index > 0 && loop.index - 1 < loop.items.size())
-    return loop.items[loop.index - 1];
-  if (name == "nextitem" && loop.index + 1 < loop.items.size()) return loop.items[loop.index + 1];
+  if (name == "depth") return Value::Int(loop->depth);
+  if (name == "depth0") return Value::Int(loop->depth - 1);
+  if (name == "previtem" && loop->index > 0 && loop->index - 1 < loop->items.size())
+    return loop->items[loop->index - 1];
+  if (name == "last" || name == "nextitem") {
+    SOUP_RETURN_IF_ERROR(LookAhead(loop, loop->index + 2));
+    const bool last = loop->index + 1 >= loop->items.size();
+    if (name == "last") return Value::Bool(last);
+    if (!last) return loop->items[loop->index + 1];
+  }
+  if (name == "length" || name == "revindex" || name == "revindex0") {
+    SOUP_RETURN_IF_ERROR(LookAhead(loop, loop->over.size()));
+    const auto size = static_cast<int64_t>(loop->items.size());
+    if (name == "length") return Value::Int(size);
+    return Value::Int(size - index - (name == "revindex" ? 0 : 1));
+  }
   return Value::Undefined(absl::StrCat("loop.", name));
 }
 

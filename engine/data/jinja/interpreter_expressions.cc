@@ -112,8 +112,7 @@ absl::StatusOr<Value> Interpreter::EvalAttribute(const Value& of, const std::str
       const Value* found = ns->attributes.Find(name);
       return found != nullptr ? *found : Value::Undefined(name);
     }
-    if (const auto* loop = dynamic_cast<const Loop*>(of.AsObject()))
-      return LoopAttribute(*loop, name);
+    if (auto* loop = dynamic_cast<Loop*>(of.AsObject())) return LoopAttribute(loop, name);
     return Value::Undefined(name);
   }
   // Python finds the method first; a template that prints one has a mistake in it.

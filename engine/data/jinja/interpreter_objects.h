@@ -49,9 +49,10 @@ struct Interpreter::Loop : TemplateObject {
   const Statement* statement = nullptr;
   ScopePtr scope;            // around the statement; dropped when the loop is over
   int depth = 1;             // of a recursive loop within itself
-  std::vector<Value> items;  // emptied when the loop is over
+  std::vector<Value> over;   // what is looped over; emptied when the loop is over, as `items`
+  size_t looked_at = 0;      // of it
+  std::vector<Value> items;  // of these, what passes the statement's condition
   size_t index = 0;
-  int64_t size = 0;
   std::optional<Value> last_changed;
 };
 

@@ -202,6 +202,85 @@ TEST(ChatEncoderTest, ToolCallsAreSupervisedWhole) {
       ElementsAre(HasSubstr("message 2 (assistant): the chat template drops its tool calls")));
 }
 
+constexpr char kCallThenAnswer[] =
+    R"({"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"",
+"tool_calls":[{"type":"function","function":{"name":"f","arguments":ARGUMENTS}}]},
+{"role":"tool","content":"r"},{"role":"assistant","content":"d"}]})";
+std::string WithArguments(const char* arguments) {
+  return absl::StrReplaceAll(kCallThenAnswer, {{"ARGUMENTS", arguments}});
+}
+
+// An empty answer in the place of a call would be trained on.
+TEST(ChatEncoderTest, CallsThatAMarkedTemplateDropsAreCaught) {
+  const std::string header =
+      "{% for m in messages %}<|turn|>{{ m.role }}:{% if m.role == "
+      "'assistant' %}";
+  const std::string rest = "{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}";
+  Chat drops(header + "{% generation %}{{ m.content }}<|end|>{% endgeneration %}" + rest, {});
+  EXPECT_THAT(drops.Supervised(WithArguments(R"({"a":1})")),
+              ElementsAre(HasSubstr("message 2 (assistant): the chat template drops its tool")));
+  const std::string call = "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}";
+  Chat outside(header + call + "{% generation %}{{ m.content }}<|end|>{% endgeneration %}" + rest,
+               {});
+  EXPECT_THAT(outside.Supervised(WithArguments(R"({"a":1})")), ElementsAre("<|end|>", "d<|end|>"));
+  EXPECT_THAT(outside.notices(), Contains(HasSubstr("tool calls that stand outside")));
+  Chat inside(
+      header + "{% generation %}" + call + "{{ m.content }}<|end|>{% endgeneration %}" + rest, {});
+  EXPECT_THAT(inside.Supervised(WithArguments(R"({"a":1})")),
+              ElementsAre(R"({"name": "f", "arguments": {"a": 1}}<|end|>)", "d<|end|>"));
+  EXPECT_THAT(inside.notices(), IsEmpty());
+  Chat all("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", {}, /*all=*/true);
+  EXPECT_THAT(all.Supervised(WithArguments(R"({"a":1})")), ElementsAre(HasSubstr("tool calls")));
+}
+
+TEST(ChatEncoderTest, AMarkedTurnWithoutItsEndTokenIsTold) {
+  Chat chat(
+      "{% for m in messages %}<|turn|>{{ m.role }}:{% if m.role == 'assistant' %}{% generation "
+      "%}{{ m.content }}{% endgeneration %}<|end|>{% else %}{{ m.content }}<|end|>{% endif %}{% "
+      "endfor %}",
+      {});
+  EXPECT_THAT(chat.Supervised(kThreeTurns), ElementsAre("Hello, you.", "Bye\nnow"));
+  EXPECT_THAT(chat.notices(), Contains(HasSubstr("does not learn to stop")));
+}
+
+// As the last turn ends, so must an earlier one: what follows it there may be the next one's
+// header.
+TEST(ChatEncoderTest, TheNextTurnsHeaderIsNoEndToken) {
+  Chat chat(
+      "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}{% if m.role == 'assistant' and "
+      "loop.last %}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt "
+      "%}<|turn|>assistant:{% endif %}",
+      {"</s>"});
+  EXPECT_THAT(chat.Supervised(kThreeTurns), ElementsAre("Hello, you.", "Bye\nnow</s>"));
+  EXPECT_THAT(chat.notices(), Contains(HasSubstr("without a token of its own")));
+}
+
+// Some templates write arguments as they are and want a text there, others an object.
+TEST(ChatEncoderTest, ArgumentsAreWhatTheTemplateWants) {
+  const auto template_with = [](const std::string& arguments) {
+    return "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or "
+           "[] %}{{ " +
+           arguments +
+           " }}{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt "
+           "%}<|turn|>assistant:{% endif %}";
+  };
+  const char* text = R"("{\"city\": \"Oslo\"}")";
+  const char* object = R"({"city": "Oslo"})";
+  const std::string call = R"({"city": "Oslo"}<|end|>)";
+  Chat prints(template_with("c.function.arguments"), {});
+  EXPECT_THAT(prints.Supervised(WithArguments(text)), ElementsAre(call, "d<|end|>"));
+  EXPECT_THAT(prints.notices(), IsEmpty());
+  EXPECT_THAT(prints.Supervised(WithArguments(object)),
+              ElementsAre("{'city': 'Oslo'}<|end|>", "d<|end|>"));  // as transformers
+  EXPECT_THAT(prints.notices(), Contains(HasSubstr("as Python would")));
+  Chat adds(template_with("'' + c.function.arguments"), {});
+  EXPECT_THAT(adds.Supervised(WithArguments(text)), ElementsAre(call, "d<|end|>"));
+  EXPECT_THAT(adds.Supervised(WithArguments(object)), ElementsAre(HasSubstr("'+'")));
+  Chat dumps(template_with("c.function.arguments | tojson"), {});
+  EXPECT_THAT(dumps.Supervised(WithArguments(text)), ElementsAre(call, "d<|end|>"));
+  EXPECT_THAT(dumps.Supervised(WithArguments(object)), ElementsAre(call, "d<|end|>"));
+}
+
 TEST(ChatEncoderTest, ATemplateThatTrimsIsCaught) {
   Chat chat(Manners()[2].chat_template, Manners()[2].added);
   EXPECT_THAT(

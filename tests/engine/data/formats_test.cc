@@ -157,6 +157,11 @@ TEST(SharegptTest, RolesAreMapped) {
   EXPECT_THAT(p.Refusal(R"({"conversations":[{"from":"gpt","value":"a","weight":0}]})"),
               HasSubstr("turn 1: key 'weight'"));
   EXPECT_THAT(p.Refusal(R"({"conversations":[]})"), HasSubstr("an empty list"));
+  for (const char* role : {"5", "null"}) {
+    EXPECT_THAT(p.Refusal(absl::StrCat(R"({"system":"s","conversations":[{"role":)", role,
+                                       R"(,"content":"x"},{"role":"assistant","content":"y"}]})")),
+                AllOf(HasSubstr("line 1"), HasSubstr("role")));
+  }
 }
 
 TEST(SharegptTest, AFunctionCallIsTheToolCallOfTheMessagesFormat) {

@@ -112,6 +112,15 @@ TEST(JinjaTest, CallFilterAndRecursiveBlocks) {
             "<[1]|(2,)|{'k': 3}>");
   EXPECT_EQ(Render("{% filter upper | trim %} a{{ n }}b {% endfilter %}"), "A5B");
   EXPECT_EQ(Render("{% set x | upper %}a{% endset %}{{ x }}"), "A");
+  // The condition sees what the body has done, unless something asks how many are left.
+  const std::string some =
+      "{% set n = namespace(x=0) %}{% for i in range(5) if n.x < 2 %}{% set "
+      "n.x = n.x + 1 %}";
+  EXPECT_EQ(Render(some + "{{ i }}{% endfor %}"), "01");
+  EXPECT_EQ(Render(some + "{{ i }}{{ loop.last }},{% endfor %}"), "0False,1True,");
+  EXPECT_EQ(Render(some + "{{ loop.length }}{{ i }},{% else %}none{% endfor %}"),
+            "50,51,52,53,54,");
+  EXPECT_EQ(Render("{% for i in [1, 2] if i > 2 %}{{ i }}{% else %}none{% endfor %}"), "none");
   EXPECT_EQ(Render("{% for i in [1, [2, [3]]] recursive %}{{ loop.depth }}{% if i is iterable "
                    "%}({{ loop(i) }}){% else "
                    "%}{{ i }}{% endif %}{% endfor %}"),

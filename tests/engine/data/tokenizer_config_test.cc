@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "tests/engine/data/data_test_util.h"
 
@@ -33,6 +35,26 @@ TEST(TokenizerConfigTest, SpecialTokensAsTextOrObject) {
   EXPECT_EQ(config->Token("pad_token"), nullptr);
   EXPECT_EQ(config->add_bos_token, true);
   EXPECT_FALSE(config->add_eos_token.has_value());
+}
+
+// Templates see a model's own tokens, and those that older folders keep in another file.
+TEST(TokenizerConfigTest, EveryTokenThatATemplateMayName) {
+  const TempDir dir;
+  dir.Write("tokenizer_config.json",
+            R"({"eos_token":"</s>","pad_token":null,"turn_token":"<turn>","add_bos_token":false,
+"extra_special_tokens":{"image_token":{"content":"<image>"},"eos_token":"<not this>"}})");
+  dir.Write("special_tokens_map.json",
+            R"({"bos_token":{"content":"<s>"},"eos_token":"<nor this>","pad_token":"<pad>",
+"additional_special_tokens":["<a>"]})");
+  const auto config = LoadTokenizerConfig(dir.path());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->special_tokens, (std::map<std::string, std::string>{{"bos_token", "<s>"},
+                                                                        {"eos_token", "</s>"},
+                                                                        {"image_token", "<image>"},
+                                                                        {"turn_token", "<turn>"}}));
+  dir.Write("special_tokens_map.json", "[]");
+  EXPECT_THAT(std::string(LoadTokenizerConfig(dir.path()).status().message()),
+              HasSubstr("special_tokens_map.json"));
 }
 
 TEST(TokenizerConfigTest, TemplatesOneOrNamedOrInAFileOfTheirOwn) {
