@@ -129,7 +129,14 @@ absl::StatusOr<std::unique_ptr<RocksHandle>> RocksHandle::Open(const std::string
   SOUP_RETURN_IF_ERROR(engine::RealFileSystem().CreateDirectories(folder));
   std::unique_ptr<RocksHandle> handle(new RocksHandle(folder));
   absl::MutexLock lock(&handle->mu_);
-  SOUP_RETURN_IF_ERROR(handle->OpenLocked());
+  const absl::Status opened = handle->OpenLocked();
+  if (absl::IsDataLoss(opened) || absl::StrContains(opened.message(), "No such file")) {
+    return absl::DataLossError(
+        absl::StrCat(opened.message(),
+                     ". Nothing but copies of bases lies there: remove the folder, "
+                     "and they are imported again when jobs need them"));
+  }
+  if (!opened.ok()) return opened;
   return handle;
 }
 

@@ -256,6 +256,13 @@ absl::StatusOr<FetchResult> FetchAdapter(Api* api, const std::string& job_id,
   }
   SOUP_RETURN_IF_ERROR(CheckOutputFolder(folder));
   SOUP_RETURN_IF_ERROR(engine::RealFileSystem().CreateDirectories(folder, 0777));
+  // One fetch at a time: the weights of one job beside the config of another would pass for one.
+  const engine::UniqueFd lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock.get() < 0) return engine::ErrnoStatus(errno, "open", folder);
+  while (flock(lock.get(), LOCK_EX) != 0) {
+    if (errno == ENOTSUP || errno == ENOLCK) break;  // a file system without locks
+    if (errno != EINTR) return engine::ErrnoStatus(errno, "lock", folder);
+  }
   RemoveStaleTemporaries(folder);
 
   FetchResult result;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <utility>
@@ -146,6 +147,15 @@ absl::Status ListArtifactsOf(const ApiContext& api, const Principal& who, const 
     artifact->set_name(name);
     artifact->set_size_bytes(file.info().st_size);
     SOUP_ASSIGN_OR_RETURN(*artifact->mutable_sha256(), Hashes().Of(path, file.fd(), file.info()));
+  }
+  // Published as a whole: half of an adapter must not be taken for one.
+  for (const char* name : {"adapter_config.json", "adapter_model.safetensors"}) {
+    const bool there =
+        std::any_of(reply->artifacts().begin(), reply->artifacts().end(),
+                    [name](const Artifact& artifact) { return artifact.name() == name; });
+    if (there) continue;
+    return absl::DataLossError(absl::StrCat("job ", job.id, ": its ", name, " is gone from ",
+                                            folder, "; put it back, or run the job anew"));
   }
   return absl::OkStatus();
 }

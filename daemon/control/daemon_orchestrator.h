@@ -119,7 +119,8 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
     double step_cost_seconds = 0.01;
     int64_t ran_before_ms = 0;  // in RUNNING, earlier attempts
     absl::Time run_started = absl::InfiniteFuture();
-    int32_t memory_refusals = 0;  // in a row
+    int32_t memory_refusals = 0;   // in a row
+    int64_t skipped_in_a_row = 0;  // steps, since the job was opened
 
     // A step whose validation is not over yet: told together with it.
     std::optional<soup::v1::StepRecord> held_step;

@@ -243,7 +243,27 @@ absl::StatusOr<cache::BaseLease> JobPreparer::AcquireBase(const JobRecord& recor
   return lease.status();
 }
 
+// A job that has begun is not lost for what may come back: host memory that others hold, files of
+// its base that are away or changed.
 PrepareOutcome JobPreparer::Prepare(
+    const JobRecord& record, Cancellation* cancel, const ProgressFn& progress,
+    const std::function<absl::Status(const std::string&)>& store_numeric_plan) {
+  PrepareOutcome outcome = PrepareOnce(record, cancel, progress, store_numeric_plan);
+  PrepareFailure& failure = outcome.failure;
+  const bool begun = !record.base_key.empty();
+  if (outcome.job != nullptr || !begun || failure.then != PrepareFailure::Then::kFail) {
+    return outcome;
+  }
+  if (failure.reason == soup::v1::OUT_OF_MEMORY) failure.then = PrepareFailure::Then::kWait;
+  if (failure.reason == soup::v1::INVALID_INPUT) {
+    failure.then = PrepareFailure::Then::kPause;
+    absl::StrAppend(&failure.message,
+                    "; what the job has done is kept: mend it and resume the job");
+  }
+  return outcome;
+}
+
+PrepareOutcome JobPreparer::PrepareOnce(
     const JobRecord& record, Cancellation* cancel, const ProgressFn& progress,
     const std::function<absl::Status(const std::string&)>& store_numeric_plan) {
   PrepareOutcome outcome;

@@ -81,6 +81,9 @@ class JobPreparer {
                                                                engine::ModelSpec* model);
 
  private:
+  PrepareOutcome PrepareOnce(
+      const JobRecord& record, Cancellation* cancel, const ProgressFn& progress,
+      const std::function<absl::Status(const std::string&)>& store_numeric_plan);
   struct Data {
     engine::ModelSpec model;
     soup::worker::v1::PrepareReply reply;

@@ -130,9 +130,9 @@ bool ReasonAllowed(JobTrigger trigger, Reason reason) {
     case JobTrigger::kInterrupted:
       return reason == soup::v1::REASON_UNSPECIFIED || reason == soup::v1::WORKER_LOST ||
              reason == soup::v1::DEVICE_LOST || reason == soup::v1::USER_REQUEST;
-    case JobTrigger::kPaused:
+    case JobTrigger::kPaused:  // INVALID_INPUT: files of a job that has begun, away or changed
       return reason == soup::v1::USER_REQUEST || reason == soup::v1::STORAGE ||
-             reason == soup::v1::DEVICE_LOST;
+             reason == soup::v1::DEVICE_LOST || reason == soup::v1::INVALID_INPUT;
     case JobTrigger::kPauseRequested:
     case JobTrigger::kResumeRequested:
     case JobTrigger::kCancelRequested:

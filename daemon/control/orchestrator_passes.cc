@@ -12,6 +12,13 @@ namespace {
 constexpr absl::Duration kMemoryRetryMin = absl::Milliseconds(500);
 constexpr absl::Duration kMemoryRetryMax = absl::Seconds(30);
 
+// So many steps without one that could be applied do not end by themselves; and what half of a run
+// could not move is no adapter.
+bool Diverged(int64_t skipped_in_a_row, int64_t done, int64_t total) {
+  constexpr int64_t kMost = 50;
+  return skipped_in_a_row >= kMost || (done >= total && 2 * skipped_in_a_row >= total);
+}
+
 }  // namespace
 
 void DaemonOrchestrator::RunPassOf(const std::vector<std::string>& ids, int64_t device_budget) {
@@ -86,6 +93,7 @@ void DaemonOrchestrator::HandleStepDone(const soup::worker::v1::StepDone& m) {
   job->checkpointed = false;
   job->suspect = false;
   job->memory_refusals = 0;
+  job->skipped_in_a_row = m.step().skipped() ? job->skipped_in_a_row + 1 : 0;
   JobUpdate update;
   if (job->device_losses != 0) update.device_losses = 0;
   if (!m.warning().empty()) {
@@ -162,12 +170,20 @@ void DaemonOrchestrator::Advance(Job* job) {
     const int64_t limit_s = job->spec.resources().time_limit_seconds();
     const absl::Duration ran = absl::Milliseconds(job->ran_before_ms) +
                                std::max(absl::Now() - job->run_started, absl::ZeroDuration());
-    if (job->steps_done >= job->prepared->steps_total() && !job->cursor.score) {
+    const int64_t total = job->prepared->steps_total();
+    if (Diverged(job->skipped_in_a_row, job->steps_done, total)) {
+      job->exit =
+          Exit{JobTrigger::kFailed, soup::v1::DATA,
+               absl::StrCat("diverged: loss or gradient of the last ", job->skipped_in_a_row,
+                            " steps, from step ", job->steps_done - job->skipped_in_a_row + 1,
+                            " on, was not finite, and none of them was applied; lower "
+                            "training.learning_rate, or mend what the base or the data holds")};
+    } else if (job->steps_done >= total && !job->cursor.score) {
       Move(job, JobTrigger::kFinalizeStarted, soup::v1::REASON_UNSPECIFIED, "",
            [this](Job* j) { Attend(j); });
       return;
     }
-    if (limit_s > 0 && ran >= absl::Seconds(limit_s))
+    if (limit_s > 0 && ran >= absl::Seconds(limit_s) && !job->exit.has_value())
       job->exit = Exit{
           JobTrigger::kFailed, soup::v1::TIME_LIMIT,
           absl::StrCat("the time limit of ", limit_s, " s was reached after step ", job->steps_done,

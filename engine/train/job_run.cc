@@ -144,8 +144,16 @@ absl::Status JobRun::FindState(FileSystem* fs) {
   const int64_t n = layout_->elements();
   std::optional<AdapterState> state;
   if (!setup_.mirror_dir.empty()) {
-    SOUP_ASSIGN_OR_RETURN(mirror_, Mirror::Open(*fs, setup_.mirror_dir, n));
-    absl::StatusOr<std::optional<AdapterState>> read = mirror_->Read();
+    absl::StatusOr<std::unique_ptr<Mirror>> mirror = Mirror::Open(*fs, setup_.mirror_dir, n);
+    absl::StatusOr<std::optional<AdapterState>> read = std::optional<AdapterState>();
+    if (absl::IsDataLoss(mirror.status())) {  // not even its header is whole: made anew
+      read = mirror.status();
+      SOUP_RETURN_IF_ERROR(Mirror::Remove(*fs, setup_.mirror_dir));
+      mirror = Mirror::Open(*fs, setup_.mirror_dir, n);
+    }
+    if (!mirror.ok()) return mirror.status();
+    mirror_ = *std::move(mirror);
+    if (read.ok()) read = mirror_->Read();
     if (read.ok()) {
       state = *std::move(read);
     } else if (absl::IsDataLoss(read.status())) {

@@ -139,6 +139,10 @@ absl::Status MakeFile(FileSystem& fs, const std::string& path, int64_t elements,
 
 }  // namespace
 
+absl::Status Mirror::Remove(FileSystem& fs, const std::string& directory) {
+  return fs.Remove(JoinPath(directory, kFileName));
+}
+
 absl::StatusOr<std::unique_ptr<Mirror>> Mirror::Open(FileSystem& fs, const std::string& directory,
                                                      int64_t elements) {
   static_assert(sizeof(HalfHeader) <= HalfHeader::kBytes);

@@ -35,6 +35,9 @@ class Mirror {
  public:
   static constexpr int64_t kMaxStatsBytes = 4096;
 
+  // One that cannot be opened, so that the next Open makes it. Nothing if there is none.
+  static absl::Status Remove(FileSystem& fs, const std::string& directory);
+
   // Opens <directory>/mirror.bin for states of `elements` fp32 a vector, and makes it (directory
   // too) when it is not there. Errors: ResourceExhausted (no room; nothing is left behind),
   // FailedPrecondition (another process holds it; or it is of another size of adapter: names both),

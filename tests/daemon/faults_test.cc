@@ -73,6 +73,26 @@ TEST(FaultsTest, APoisonedBaseOrRecordNeverMakesAPoisonedAdapter) {
   }
 }
 
+// A rate that throws the weights so far that no loss is finite any more: the run says so and ends.
+TEST(FaultsTest, ADivergedRunEndsAndSaysSo) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec =
+      h.Spec("wild", ReadFileOrEmpty(TestData("cases/17-save-on-full-disk/train.jsonl")));
+  spec.mutable_training()->set_batch_size(1);
+  spec.mutable_training()->set_epochs(40);
+  spec.mutable_training()->set_learning_rate(10);
+  spec.mutable_training()->set_weight_decay(1000);
+  spec.mutable_training()->set_scheduler("constant");
+  spec.mutable_training()->set_warmup_ratio(0);
+  const Job job = h.Submit(spec);
+  const Job ended = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(ended.state(), soup::v1::FAILED);
+  EXPECT_EQ(ended.reason(), soup::v1::DATA);
+  EXPECT_THAT(ended.message(), AllOf(HasSubstr("diverged"), HasSubstr("learning_rate")));
+  EXPECT_LT(ended.steps_done(), ended.steps_total());
+}
+
 TEST(FaultsTest, BadDataFailsTheJobWithItsLine) {
   Harness h;
   ASSERT_TRUE(h.Start().ok());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "tests/daemon/harness.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 using soup::v1::Job;
 using soup::v1::JobSpec;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // 37 rows of the byte-token base.
@@ -130,6 +132,50 @@ TEST(LifeTest, PauseAndResumeChangeNoBit) {
   h.WaitFor(job.id(), {soup::v1::SUCCEEDED});
   EXPECT_TRUE(h.Adapter(steady.id()) == h.Adapter(job.id()));
   ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+}
+
+// A model folder on a disk that is away, its copies in the cache gone: the job keeps what it has.
+TEST(LifeTest, AJobThatHasBegunWaitsForABaseThatIsAway) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("steady", Records());
+  spec.mutable_training()->set_epochs(30);
+  const Job steady = h.Submit(spec);
+  h.WaitFor(steady.id(), {soup::v1::SUCCEEDED});
+  spec.set_name("robbed");
+  const Job job = h.Submit(spec);
+  h.WaitForStep(job.id(), 5);
+  h.KillSoupd();
+  const std::string folder = spec.base().path(), away = folder + ".away";
+  std::filesystem::rename(folder, away);
+  std::filesystem::remove_all(h.state_dir() + "/cache");
+  ASSERT_TRUE(h.Start().ok());
+  const Job paused = h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::FAILED});
+  ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
+  EXPECT_THAT(paused.message(), AllOf(HasSubstr(folder), HasSubstr("resume the job")));
+  std::filesystem::rename(away, folder);
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_TRUE(h.Adapter(steady.id()) == h.Adapter(job.id()));
+}
+
+TEST(LifeTest, HalfAnAdapterIsNotFetched) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("one", Records());
+  spec.mutable_training()->set_max_steps(2);
+  const Job job = h.Submit(spec);
+  h.WaitFor(job.id(), {soup::v1::SUCCEEDED});
+  soup::v1::ListArtifactsRequest request;
+  request.set_job_id(job.id());
+  soup::v1::ListArtifactsReply reply;
+  grpc::ClientContext whole, half;
+  EXPECT_TRUE(h.stub()->ListArtifacts(&whole, request, &reply).ok());
+  std::filesystem::remove(h.state_dir() + "/artifacts/" + job.id() + "/adapter_model.safetensors");
+  const grpc::Status status = h.stub()->ListArtifacts(&half, request, &reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_THAT(status.error_message(), HasSubstr("adapter_model.safetensors is gone"));
 }
 
 TEST(LifeTest, ValidationIsToldWithTheStepThatEndsAnEpoch) {

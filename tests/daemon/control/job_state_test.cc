@@ -130,6 +130,7 @@ TEST(JobState, ReasonsGoWithTheirTriggers) {
   EXPECT_FALSE(ReasonAllowed(T::kFailed, STORAGE));  // a full disk pauses
   EXPECT_TRUE(ReasonAllowed(T::kPaused, STORAGE));
   EXPECT_TRUE(ReasonAllowed(T::kPaused, DEVICE_LOST));
+  EXPECT_TRUE(ReasonAllowed(T::kPaused, INVALID_INPUT));
   EXPECT_TRUE(ReasonAllowed(T::kInterrupted, WORKER_LOST));
   EXPECT_TRUE(ReasonAllowed(T::kRequeued, PREEMPTED));
   EXPECT_FALSE(ReasonAllowed(T::kSucceeded, USER_REQUEST));

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine/base/dtype.h"
+#include "engine/base/file_system.h"
 #include "engine/model/slab_contents.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/nf4_dequant.h"
@@ -60,6 +61,41 @@ TEST(CpuSameBits, ReopenedFromACheckpoint) {
   EXPECT_EQ(opened->steps_done, 3);
   RunSteps(*e.trainer, "a", 4, kSameBitsSteps, Place(2, Retention::kRecompute));
   EXPECT_TRUE(SameBits(Alone(JobA(), Place(2, Retention::kRecompute)), Snapshot(*e.trainer, "a")));
+}
+
+// A mirror whose file is cut or whose header is broken is made anew; checkpoints are what is left.
+TEST(CpuSameBits, ReopenedFromACheckpointBesideABrokenMirror) {
+  const AdapterSnapshot reference = Alone(JobA(), Place(2, Retention::kRecompute));
+  for (const bool cut : {false, true}) {
+    testing::TempDir dir(testing::TempDir::kInMemory);
+    JobSetup setup = MakeJob(JobA());
+    setup.checkpoint_dir = dir / "checkpoints";
+    setup.mirror_dir = dir / "mirror";
+    {
+      Engine e = MakeEngine(TinyBase());
+      ASSERT_TRUE(e.trainer->OpenJob(setup).ok());
+      RunSteps(*e.trainer, "a", 1, 3, Place(2, Retention::kRecompute));
+      ASSERT_TRUE(e.trainer->SaveCheckpoint("a").ok());
+      RunSteps(*e.trainer, "a", 4, 5, Place(2, Retention::kRecompute));  // lost with the mirror
+    }
+    const std::string path = setup.mirror_dir + "/mirror.bin";
+    auto bytes = RealFileSystem().ReadFile(path);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    if (cut) {
+      bytes->resize(1000);
+    } else {
+      (*bytes)[3] ^= 1;
+    }
+    ASSERT_TRUE(RealFileSystem().WriteFileSynced(path, *bytes).ok());
+    Engine e = MakeEngine(TinyBase());
+    const auto opened = e.trainer->OpenJob(setup);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_TRUE(opened->from_checkpoint);
+    EXPECT_EQ(opened->steps_done, 3);
+    EXPECT_EQ(opened->warnings.size(), 1u);
+    RunSteps(*e.trainer, "a", 4, kSameBitsSteps, Place(2, Retention::kRecompute));
+    EXPECT_TRUE(SameBits(reference, Snapshot(*e.trainer, "a")));
+  }
 }
 
 // A base in bf16 whose weights are those that an NF4 base dequantises to.
