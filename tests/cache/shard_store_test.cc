@@ -279,6 +279,21 @@ TEST_F(ShardStoreTest, BlobFileThatIsGoneOrShortIsDamageNotDeath) {
   }
 }
 
+TEST_F(ShardStoreTest, DamageThatKeepsItShutIsToldWithTheRemedy) {
+  Put(MakeKey('1'), {kMiB});
+  Reopen();  // written to tables
+  store_.reset();
+  int removed = 0;
+  for (const fs::directory_entry& file : fs::directory_iterator(dir_ / "cache")) {
+    removed += file.path().extension() == ".sst" && fs::remove(file.path());
+  }
+  ASSERT_GT(removed, 0);
+  const absl::Status shut = ShardStore::Open(options()).status();
+  EXPECT_THAT(std::string(shut.message()), HasSubstr("remove the folder"));
+  fs::remove_all(dir_ / "cache");
+  Reopen();
+}
+
 TEST_F(ShardStoreTest, ManifestThatCannotBeReadIsRemovedWithItsChunks) {
   Put(MakeKey('a'), {5 * kMiB});
   const BaseManifest b = Put(MakeKey('b'), {kMiB});

@@ -407,8 +407,11 @@ TEST(ChatEncoderTest, FaultyMessagesAreNamed) {
               HasSubstr("message 1: key 'weight' must be 0 or 1"));
   EXPECT_THAT(error(R"({"messages":[{"role":"user","content":"x","weight":0}]})"),
               HasSubstr("message 1: key 'weight' says which turns of the assistant"));
-  EXPECT_THAT(error(R"({"messages":[{"role":"assistant","content":"x","train":false}]})"),
-              HasSubstr("key 'train' is not known"));
+  for (const std::string key : {"train", "training", "loss", "loss_mask"}) {
+    EXPECT_THAT(error(absl::StrCat(R"({"messages":[{"role":"assistant","content":"x",")", key,
+                                   R"(":false}]})")),
+                HasSubstr("key '" + key + "' is not known"));
+  }
   std::string long_one = R"({"messages":[)";
   for (int i = 0; i < 1001; ++i) long_one += R"({"role":"assistant","content":"x"},)";
   long_one.back() = ']';
