@@ -75,6 +75,8 @@ absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::Render(const Conversation& c,
   return For(c).Render(variables, options);
 }
 
+namespace {
+
 std::vector<std::string> MarkedTexts(const jinja::Rendering& rendering) {
   std::vector<std::string> texts;
   for (const auto& [begin, end] : rendering.generation)
@@ -106,6 +108,8 @@ bool PrintsArguments(const Conversation& c, const std::string& text) {
   }
   return false;
 }
+
+}  // namespace
 
 // The conversation rendered. Arguments of tool calls that are written as texts are objects first;
 // where the template prints them, or cannot do with objects, they are the texts in *c from then on.

@@ -11,15 +11,16 @@
 
 namespace soup::kernels::cuda {
 
-// The fewest rows that these kernels are faster with than cuBLASLt and a kernel behind it (H200, 8B
-// shapes: 6 % at 1,024 rows; 4 % slower at 512).
+// The fewest rows that these kernels are faster with than cuBLASLt and a kernel behind it (a sketch
+// of them on an H200, 8B shapes: 6 % at 1,024 rows, 4 % slower at 512).
 inline constexpr int64_t kFusedGateRows = 1024;
 
 // Whether this build and the current device have them.
 bool HasGateProducts();
 
-// Of bf16 activations. H and I multiples of 8; pointers 16-byte aligned. Errors:
-// cudaErrorInvalidValue for what is not so, cudaErrorNotSupported (another device or build).
+// Of bf16 activations, from one thread of a process with one device. H and I multiples of 8;
+// pointers 16-byte aligned. Errors: cudaErrorInvalidValue for what is not so, cudaErrorNotSupported
+// (another device or build).
 cudaError_t GateUp(const GateUpArgs& args, cudaStream_t stream);
 cudaError_t DownBackward(const DownBackwardArgs& args, cudaStream_t stream);
 

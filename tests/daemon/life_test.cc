@@ -160,6 +160,41 @@ TEST(LifeTest, AJobThatHasBegunWaitsForABaseThatIsAway) {
   EXPECT_TRUE(h.Adapter(steady.id()) == h.Adapter(job.id()));
 }
 
+// Other programs hold the memory that its base needs when soupd comes back.
+TEST(LifeTest, AJobThatHasBegunWaitsForHostMemory) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("steady", Records());
+  spec.mutable_training()->set_epochs(30);
+  const Job steady = h.Submit(spec);
+  h.WaitFor(steady.id(), {soup::v1::SUCCEEDED});
+  spec.set_name("crowded");
+  const Job job = h.Submit(spec);
+  h.WaitForStep(job.id(), 5);
+  h.KillSoupd();
+  {
+    HarnessOptions crowded;
+    crowded.state_dir = h.state_dir();
+    crowded.flags = {"--host-reserve=500GiB"};
+    Harness late(crowded);
+    ASSERT_TRUE(late.Start().ok());
+    const bool waits =
+        late.WatchUntil(job.id(), absl::Seconds(60), [](const soup::v1::WatchReply& reply) {
+          return reply.has_event() && reply.event().reason() == soup::v1::OUT_OF_MEMORY;
+        });
+    ASSERT_TRUE(waits);
+    const Job waiting = late.Get(job.id());
+    EXPECT_NE(waiting.state(), soup::v1::FAILED);
+    EXPECT_EQ(waiting.reason(), soup::v1::OUT_OF_MEMORY);
+    EXPECT_THAT(waiting.message(), HasSubstr("bytes"));
+    EXPECT_EQ(late.TerminateSoupd(), 0);
+  }
+  ASSERT_TRUE(h.Start().ok());
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_TRUE(h.Adapter(steady.id()) == h.Adapter(job.id()));
+}
+
 TEST(LifeTest, HalfAnAdapterIsNotFetched) {
   Harness h;
   ASSERT_TRUE(h.Start().ok());
