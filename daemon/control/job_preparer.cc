@@ -1,12 +1,18 @@
 #include "daemon/control/job_preparer.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/common/data_files.h"
 #include "daemon/common/job_shape.h"
+#include "daemon/control/sha256.h"
 #include "engine/base/file_system.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/model_spec.h"
 
@@ -22,6 +28,14 @@ std::string DatasetPath(const Config& config, const std::string& id) {
 }
 std::string PreparedPath(const Config& config, const std::string& id) {
   return engine::JoinPath(config.JobDir(id), "prepared.bin");
+}
+
+absl::StatusOr<std::string> Sha256OfDataset(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return absl::ErrnoToStatus(errno, path);
+  auto digest = Sha256HexOfFile(fd, path);
+  ::close(fd);
+  return digest;
 }
 
 PrepareFailure Fail(const absl::Status& status) {
@@ -147,14 +161,22 @@ absl::StatusOr<PrepareRequest> JobPreparer::MakeRequest(const soup::v1::JobSpec&
   return request;
 }
 
-absl::StatusOr<JobPreparer::Data> JobPreparer::LoadPrepared(const JobRecord& record) {
-  engine::FileSystem& fs = engine::RealFileSystem();
-  if (!fs.Exists(DatasetPath(*config_, record.id)))
-    return absl::NotFoundError("the dataset was not prepared yet");
-  SOUP_ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(PreparedPath(*config_, record.id)));
-  Data data;
-  if (!data.reply.ParseFromString(text) || !data.reply.ok() || data.reply.lengths().empty())
+absl::StatusOr<PrepareReply> JobPreparer::ReadReply(const std::string& id) {
+  SOUP_ASSIGN_OR_RETURN(const std::string text,
+                        engine::RealFileSystem().ReadFile(PreparedPath(*config_, id)));
+  PrepareReply reply;
+  if (!reply.ParseFromString(text) || !reply.ok() || reply.lengths().empty())
     return absl::DataLossError("prepared.bin is not whole");
+  return reply;
+}
+
+absl::StatusOr<JobPreparer::Data> JobPreparer::LoadPrepared(const JobRecord& record) {
+  const std::string path = DatasetPath(*config_, record.id);
+  Data data;
+  SOUP_ASSIGN_OR_RETURN(data.reply, ReadReply(record.id));
+  SOUP_ASSIGN_OR_RETURN(const std::string sha256, Sha256OfDataset(path));
+  if (sha256 != data.reply.dataset_sha256())
+    return absl::DataLossError(absl::StrCat(path, " is not what was prepared"));
   SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(record.spec.base()));
   // The base as it was prepared for; its folder may be gone by now.
   if (!record.base_key.empty()) {
@@ -195,6 +217,21 @@ absl::StatusOr<JobPreparer::Data> JobPreparer::MakePrepared(const JobRecord& rec
     return absl::InvalidArgumentError(data.reply.error());
   }
   data.reply.clear_preview();
+  auto sha256 = Sha256OfDataset(DatasetPath(*config_, record.id));
+  if (!sha256.ok()) return fail(sha256.status());
+  data.reply.set_dataset_sha256(*sha256);
+  // Made anew for a job that has begun (the old one was lost or damaged): it has to be the same.
+  const absl::StatusOr<PrepareReply> before = ReadReply(record.id);
+  if (!record.base_key.empty() && before.ok() && !before->dataset_sha256().empty() &&
+      before->dataset_sha256() != *sha256) {
+    fs.Remove(DatasetPath(*config_, record.id)).IgnoreError();
+    return fail(absl::InvalidArgumentError(absl::StrCat(
+        "the job's prepared data was lost, and prepared again it comes out otherwise: the "
+        "tokenizer or chat template in ",
+        record.base_real_path,
+        " is not the one that the job began with (or soupd is of another version); put it back, or "
+        "submit the job anew")));
+  }
   auto written = engine::WriteFileAtomically(fs, PreparedPath(*config_, record.id),
                                              data.reply.SerializeAsString());
   if (!written.ok()) return fail(written);
@@ -272,6 +309,9 @@ PrepareOutcome JobPreparer::PrepareOnce(
     return std::move(outcome);
   };
   absl::StatusOr<Data> data = LoadPrepared(record);
+  if (absl::IsDataLoss(data.status())) {
+    SOUP_LOG(kWarn, "jobs") << record.id << ": " << data.status().message() << "; prepared anew";
+  }
   if (!data.ok()) data = MakePrepared(record, cancel, progress, &outcome.failure);
   if (!data.ok()) return outcome;
   outcome.dataset = data->reply.report();

@@ -88,6 +88,9 @@ class JobPreparer {
     engine::ModelSpec model;
     soup::worker::v1::PrepareReply reply;
   };
+  // What was learned of the job's data (prepared.bin).
+  absl::StatusOr<soup::worker::v1::PrepareReply> ReadReply(const std::string& id);
+  // Errors: whatever is wrong; the data is prepared anew then.
   absl::StatusOr<Data> LoadPrepared(const JobRecord& record);
   absl::StatusOr<Data> MakePrepared(const JobRecord& record, Cancellation* cancel,
                                     const ProgressFn& progress, PrepareFailure* failure);

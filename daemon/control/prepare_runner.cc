@@ -8,8 +8,10 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "daemon/common/link.h"
 #include "daemon/control/spawn.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::daemon {
@@ -40,6 +42,18 @@ absl::Status PrepareRunner::AwaitTurn(Cancellation* cancel, absl::Time deadline)
 
 namespace {
 
+constexpr absl::Duration kWaits[] = {absl::Seconds(1), absl::Seconds(5)};
+
+// Sleeps; false: cancelled, or the deadline comes first.
+bool Wait(absl::Duration wait, Cancellation* cancel, absl::Time deadline) {
+  if (absl::Now() + wait >= deadline) return false;
+  absl::Notification woken;
+  cancel->SetWaker([&woken] { woken.Notify(); });  // called once at most
+  const bool cancelled = woken.WaitForNotificationWithTimeout(wait);
+  cancel->SetWaker(nullptr);
+  return !cancelled;
+}
+
 // A child that ended without a reply, told as one.
 PrepareReply ReplyOfDeath(const ChildEnd& end, const PrepareRunnerOptions& options) {
   PrepareReply reply;
@@ -51,9 +65,13 @@ PrepareReply ReplyOfDeath(const ChildEnd& end, const PrepareRunnerOptions& optio
                                  "of soupd"));
   } else {
     reply.set_reason(soup::v1::INTERNAL);
-    reply.set_error(absl::StrCat("the process that prepares the data died (", end.ToString(),
-                                 "); its memory is limited to ", options.memory_limit_bytes,
-                                 " bytes (--prepare-memory of soupd)"));
+    reply.set_error(
+        absl::StrCat("the process that prepares the data died (", end.ToString(), "), ",
+                     end.signal == SIGKILL
+                         ? "each time it was tried; the kernel kills so where memory is short; "
+                         : "",
+                     "its memory is limited to ", options.memory_limit_bytes,
+                     " bytes (--prepare-memory of soupd)"));
   }
   return reply;
 }
@@ -70,7 +88,22 @@ absl::StatusOr<PrepareReply> PrepareRunner::Run(
   };
   request.set_memory_limit_bytes(options_.memory_limit_bytes);
   request.set_cpu_limit_seconds(options_.cpu_limit_seconds);
+  bool killed = false;
+  auto reply = RunOnce(request, cancel, deadline, progress, &killed);
+  for (const absl::Duration wait : kWaits) {
+    if (!killed) break;
+    SOUP_LOG(kWarn, "prepare") << "the process that prepares data was killed; again in " << wait;
+    if (!Wait(wait, cancel, deadline)) break;
+    reply = RunOnce(request, cancel, deadline, progress, &killed);
+  }
+  if (cancel->cancelled()) return absl::CancelledError("cancelled");
+  return reply;
+}
 
+absl::StatusOr<PrepareReply> PrepareRunner::RunOnce(
+    const PrepareRequest& request, Cancellation* cancel, absl::Time deadline,
+    const std::function<void(const soup::v1::Progress&)>& progress, bool* killed) {
+  *killed = false;
   SOUP_ASSIGN_OR_RETURN(auto pair, Link::MakePair());
   SOUP_ASSIGN_OR_RETURN(const pid_t pid,
                         SpawnChild(options_.binary,
@@ -108,6 +141,7 @@ absl::StatusOr<PrepareReply> PrepareRunner::Run(
       CollectChild(pid, cancelled || late ? absl::Now() : absl::Now() + absl::Seconds(1));
   if (cancelled) return absl::CancelledError("cancelled");
   if (late) return absl::DeadlineExceededError("the preparation of the data took too long");
+  *killed = end.signal == SIGKILL;
   return ReplyOfDeath(end, options_);
 }
 

@@ -2,8 +2,9 @@
 // from soupd, with limited memory and time.
 //
 // Run() blocks until the reply, the deadline or a cancellation; at most `max_at_once` children live
-// at a time, others wait their turn. A child that dies without a reply becomes a reply with ok =
-// false and a reason. Thread-safe.
+// at a time, others wait their turn. A child that is killed from outside (by the kernel, for want
+// of memory) is started again, twice at most. A child that dies without a reply becomes a reply
+// with ok = false and a reason. Thread-safe.
 #ifndef SOUP_DAEMON_CONTROL_PREPARE_RUNNER_H_
 #define SOUP_DAEMON_CONTROL_PREPARE_RUNNER_H_
 
@@ -42,6 +43,10 @@ class PrepareRunner {
 
  private:
   absl::Status AwaitTurn(Cancellation* cancel, absl::Time deadline);
+  // One child. `killed`: it died of SIGKILL.
+  absl::StatusOr<soup::worker::v1::PrepareReply> RunOnce(
+      const soup::worker::v1::PrepareRequest& request, Cancellation* cancel, absl::Time deadline,
+      const std::function<void(const soup::v1::Progress&)>& progress, bool* killed);
 
   const PrepareRunnerOptions options_;
   absl::Mutex mu_;

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,10 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/machine_profile.h"
 #include "tests/daemon/harness.h"
+#include "tests/support/temp_dir.h"
 
 namespace soup::daemon {
 namespace {
 
+using soup::testing::TempDir;
 using soup::v1::Job;
 using soup::v1::JobSpec;
 using soup::v1::Node;
@@ -27,22 +28,6 @@ const std::set<soup::v1::JobState> kEnds = {soup::v1::SUCCEEDED, soup::v1::FAILE
 std::string Records() {
   return ReadFileOrEmpty(TestData("cases/17-save-on-full-disk/train.jsonl"));
 }
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = "/tmp/deviceXXXXXX";
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // ---- which device ----
 

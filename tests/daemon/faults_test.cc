@@ -12,6 +12,7 @@
 
 #include "engine/io/safetensors_reader.h"
 #include "tests/daemon/harness.h"
+#include "tests/support/temp_dir.h"
 
 namespace soup::daemon {
 namespace {
@@ -103,6 +104,33 @@ TEST(FaultsTest, BadDataFailsTheJobWithItsLine) {
   EXPECT_THAT(done.message(), HasSubstr("broken.jsonl"));
   EXPECT_THAT(done.message(), HasSubstr("2"));
   ExpectWholeHistory(h, job.id(), soup::v1::FAILED);
+}
+
+// As the kernel does where memory is short.
+TEST(FaultsTest, PreparingThatIsKilledIsTriedAgainAndThenGivenUp) {
+  soup::testing::TempDir dir;
+  const std::string script = dir.path() + "/worker", killed = dir.path() + "/killed";
+  const std::string always = dir.path() + "/always";
+  std::ofstream(script) << "#!/bin/sh\ncase \"$*\" in *--prepare*)\n"
+                        << "if [ -e " << always << " ] || [ ! -e " << killed
+                        << " ]; then echo x >> " << killed << "; kill -9 $$; fi;; esac\n"
+                        << "exec " << Program("soup-worker") << " \"$@\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  Harness h({.flags = {"--worker-binary=" + script}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("once", Records());
+  spec.mutable_training()->set_max_steps(2);
+  const Job once = h.Submit(spec);
+  EXPECT_EQ(h.WaitFor(once.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED}).state(),
+            soup::v1::SUCCEEDED);
+  EXPECT_EQ(ReadFileOrEmpty(killed), "x\n");
+  std::ofstream(always) << "";
+  spec.set_name("always");
+  const Job given_up = h.Submit(spec);
+  const Job failed = h.WaitFor(given_up.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(failed.state(), soup::v1::FAILED);
+  EXPECT_THAT(failed.message(), AllOf(HasSubstr("Killed"), HasSubstr("memory is short")));
+  EXPECT_EQ(ReadFileOrEmpty(killed), "x\nx\nx\nx\n");
 }
 
 TEST(FaultsTest, AStoppedWorkerIsReplaced) {

@@ -5,7 +5,9 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
+#include "absl/strings/str_replace.h"
 #include "tests/daemon/harness.h"
 
 namespace soup::daemon {
@@ -154,6 +156,47 @@ TEST(LifeTest, AJobThatHasBegunWaitsForABaseThatIsAway) {
   ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
   EXPECT_THAT(paused.message(), AllOf(HasSubstr(folder), HasSubstr("resume the job")));
   std::filesystem::rename(away, folder);
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_TRUE(h.Adapter(steady.id()) == h.Adapter(job.id()));
+}
+
+// The tokens of a paused job are damaged, then lost with the tokenizer changed meanwhile.
+TEST(LifeTest, PreparedDataThatIsDamagedIsMadeAgainAndHasToBeTheSame) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("steady", Records());
+  spec.mutable_training()->set_epochs(30);
+  const Job steady = h.Submit(spec);
+  h.WaitFor(steady.id(), {soup::v1::SUCCEEDED});
+  spec.set_name("damaged");
+  const Job job = h.Submit(spec);
+  const std::string dataset = h.state_dir() + "/jobs/" + job.id() + "/dataset.sds";
+  const auto pause_at = [&](int64_t step) {
+    h.WaitForStep(job.id(), step);
+    ASSERT_TRUE(h.Pause(job.id()).ok());
+    const Job paused = h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::SUCCEEDED});
+    ASSERT_EQ(paused.state(), soup::v1::PAUSED) << "too quick to be paused: make the job longer";
+  };
+  pause_at(5);
+  std::string bytes = ReadFileOrEmpty(dataset);
+  ASSERT_GT(bytes.size(), 1000u);
+  bytes[bytes.size() / 2] ^= 1;
+  std::ofstream(dataset, std::ios::binary) << bytes;
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  pause_at(15);
+
+  std::filesystem::remove(dataset);
+  const std::string config_path = spec.base().path() + "/tokenizer_config.json";
+  const std::string config = ReadFileOrEmpty(config_path);
+  std::ofstream(config_path) << absl::StrReplaceAll(config, {{"<|turn|>", "<|turn|>|"}});
+  ASSERT_NE(ReadFileOrEmpty(config_path), config);
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  const Job paused = h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::FAILED, soup::v1::SUCCEEDED});
+  ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
+  EXPECT_THAT(paused.message(), AllOf(HasSubstr("tokenizer"), HasSubstr("resume the job")));
+  std::ofstream(config_path) << config;
   ASSERT_TRUE(h.Resume(job.id()).ok());
   const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
   ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
