@@ -95,6 +95,7 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
                 {"planned_arena_bytes", r.planned_bytes},
                 {"page_table_bytes", r.table_bytes},
                 {"unplanned_bytes", UnplannedBytes(r, overhead_bytes)},
+                {"product_code_bytes", r.product_code_bytes},
                 {"gemms_tuned", r.gemms_tuned},
                 {"gemm_tuning_s", r.gemm_tuning_seconds},
                 {"loss", r.loss}}}};

@@ -5,7 +5,8 @@
 // Rows with work left out carry "ablation" and "timing_only": true besides. copy_gb_s is what the
 // copy stream moved over the whole step; detail has its rate while it moved. planned_bytes is the
 // arena and the page tables of pinned host memory (detail has each); what the device holds beyond
-// overhead and plan is detail's unplanned_bytes. Pure; any thread.
+// overhead and plan is detail's unplanned_bytes, code of products that this process has timed so
+// far (product_code_bytes) with it. Pure; any thread.
 #ifndef SOUP_BENCH_REPORT_H_
 #define SOUP_BENCH_REPORT_H_
 

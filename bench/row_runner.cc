@@ -184,7 +184,10 @@ absl::Status RowRunner::Steps(engine::Trainer& trainer, WorkCounter& counter, Op
       SOUP_ASSIGN_OR_RETURN(row.breakdown, timer.Take());
       continue;
     }
-    if (step == last && options_.device_bytes) row.device_bytes = options_.device_bytes();
+    if (step == last && options_.device_bytes) {
+      row.device_bytes = options_.device_bytes();
+      row.product_code_bytes = backend_.counters().product_code_bytes;
+    }
     if (step <= row.spec.warmup) continue;
     const double part = 1.0 / row.spec.steps;
     row.arena_bytes = pass.arena_measured_bytes;

@@ -32,11 +32,12 @@ struct RowResult {
   engine::Placement placement;                             // that it ran under
   engine::Precision precision = engine::Precision::kFp32;  // that it ran in: never kAuto
   int64_t planned_bytes = 0;                               // arena, by the plan
-  int64_t table_bytes = 0;   // of the card, to map what is pinned: by the plan; 0 on the CPU
-  int64_t arena_bytes = 0;   // arena, as taken
-  int64_t host_bytes = 0;    // pinned for what the pass keeps there
-  int64_t base_bytes = 0;    // of the registered base
-  int64_t device_bytes = 0;  // on the device: overhead, arena and all else; 0 on the CPU
+  int64_t table_bytes = 0;         // of the card, to map what is pinned: by the plan; 0 on the CPU
+  int64_t arena_bytes = 0;         // arena, as taken
+  int64_t host_bytes = 0;          // pinned for what the pass keeps there
+  int64_t base_bytes = 0;          // of the registered base
+  int64_t device_bytes = 0;        // on the device: overhead, arena and all else; 0 on the CPU
+  int64_t product_code_bytes = 0;  // of these, code of products loaded so far in this process
   double predicted_step_seconds = 0;
   // Over the steps that count.
   int64_t tokens_a_step = 0;

@@ -71,6 +71,9 @@ struct BackendCounters {
   double offload_busy_seconds = 0;
   int64_t arena_bytes = 0;     // now: of the arenas that live
   int64_t pageable_bytes = 0;  // now: told of by RegisterHostMemory, and could not be pinned
+  // Code of products that PrepareGemms has put on the device, of candidates that it timed and did
+  // not take too: it stays until the process ends. What others took meanwhile counts in.
+  int64_t product_code_bytes = 0;
 };
 
 // What PrepareGemms has done.

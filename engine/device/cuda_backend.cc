@@ -243,7 +243,9 @@ class Cuda final : public CudaOps {
   absl::Status status() const override { return status_; }
   BackendCounters counters() const override {
     absl::MutexLock lock(&mutex_);
-    return counters_;
+    BackendCounters counters = counters_;
+    counters.product_code_bytes = gemms_ == nullptr ? 0 : gemms_->code_bytes();
+    return counters;
   }
 
   absl::Status CopyToDeviceAsync(void* dst, const void* src, int64_t bytes,

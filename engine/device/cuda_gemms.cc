@@ -69,6 +69,11 @@ class Operands {
   int64_t a_bytes_ = 0, b_bytes_ = 0, c_bytes_ = 0;
 };
 
+int64_t FreeDeviceBytes() {
+  size_t free = 0, total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? static_cast<int64_t>(free) : 0;
+}
+
 uint64_t Fnv1a(absl::string_view text, uint64_t hash) {
   for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
   return hash;
@@ -106,8 +111,13 @@ absl::StatusOr<GemmPreparation> CudaGemms::Prepare(absl::Span<const GemmArgs> pr
     return library_->Algorithm(p.second).empty();
   });
   if (missing && make_room) SOUP_RETURN_IF_ERROR(make_room());
+  const bool load = missing || !make_room;
+  const int64_t free = load ? FreeDeviceBytes() : 0;
   if (missing) SOUP_RETURN_IF_ERROR(TuneMissing(by_key, stream, preparation));
-  if (missing || !make_room) SOUP_RETURN_IF_ERROR(LoadCode(by_key, stream));
+  if (load) {
+    SOUP_RETURN_IF_ERROR(LoadCode(by_key, stream));
+    code_bytes_ += std::max<int64_t>(0, free - FreeDeviceBytes());
+  }
   uint64_t hash = 0xcbf29ce484222325ull;
   for (const auto& [key, g] : by_key) {
     hash = Fnv1a(absl::StrCat(key, "|", library_->Algorithm(g), "\n"), hash);

@@ -1,10 +1,11 @@
 // The matrix products of the CUDA backend: cuBLASLt with algorithms that are chosen before a run
-// and kept in a file. Internal to engine/device. Not thread-safe.
+// and kept in a file. Internal to engine/device. Not thread-safe, but for what says so.
 #ifndef SOUP_ENGINE_DEVICE_CUDA_GEMMS_H_
 #define SOUP_ENGINE_DEVICE_CUDA_GEMMS_H_
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -42,6 +43,8 @@ class CudaGemms {
                                           const std::function<absl::Status()>& make_room,
                                           cudaStream_t stream);
   bool chooses() const { return !use_heuristic_; }
+  // BackendCounters::product_code_bytes. Any thread.
+  int64_t code_bytes() const { return code_bytes_.load(std::memory_order_relaxed); }
 
  private:
   using Products = std::map<std::string, kernels::GemmArgs>;  // by GemmKeyText
@@ -62,6 +65,7 @@ class CudaGemms {
   GemmProfile profile_;
   const bool use_heuristic_;
   std::set<std::string> loaded_;  // whose code this process has on the device
+  std::atomic<int64_t> code_bytes_{0};
 };
 
 }  // namespace soup::engine

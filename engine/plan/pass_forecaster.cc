@@ -51,10 +51,13 @@ constexpr double kPowerBoundRows = 4096;
 // on four vectors, the operand copy.
 constexpr double kUpdateBytesPerElement = 4 + 28 + 6;
 
-// fp32 activations on CUDA: a product is two of the library's, and its operand is split before; and
-// attention runs on the fp32 units. Not measured.
-constexpr double kSplitProducts = 2.2;
-constexpr double kF32AttentionTimes = 20;
+// fp32 activations on CUDA: a product is two of the library's, and its operand is split before, the
+// adapters' too; and attention runs on the fp32 units, at a share of the products' rate that hardly
+// depends on the length (soup-bench's steps of 512 and 4,096 tokens a sequence on an H200).
+constexpr double kSplitProducts = 2.35;
+constexpr double kSplitLora = 5.8;
+constexpr double kSplitLaunches = 2;  // a product, beyond its one
+constexpr double kF32AttentionForward = 1.0 / 55, kF32AttentionBackward = 1.0 / 75;
 
 double Rate(double measured, double unmeasured) { return measured > 0 ? measured : unmeasured; }
 
@@ -147,12 +150,14 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   const double length = t / std::max(item.sequences, 1);
   const double attention_flops = 4 * t * MeanKeys(model_, length) * q;
   const double blind = attention_flops / kAttentionShare;
-  const auto attention = [&](const std::vector<MeasuredRate>& rates, double times) {
+  const auto attention = [&](const std::vector<MeasuredRate>& rates, double times,
+                             double f32_share) {
+    if (split_) return times * Gemm(attention_flops / (kSplitProducts * f32_share), t);
     const double rate = RateAt(rates, static_cast<int64_t>(length));
-    const double slower = split_ ? kF32AttentionTimes : 1;
-    return slower * times * (rate > 0 ? attention_flops / rate : Gemm(blind, t));
+    return times * (rate > 0 ? attention_flops / rate : Gemm(blind, t));
   };
-  const double attention_forward = attention(profile_.attention_forward_rates, 1);
+  const double attention_forward =
+      attention(profile_.attention_forward_rates, 1, kF32AttentionForward);
   const double power = !in_place_ && wt_ == 2 && t >= kPowerBoundRows ? kNf4PowerShare : 1;
   const auto product = [&](double elements, bool own = false) {
     return (own ? 1 : power) * Gemm(2 * t * elements, t);
@@ -169,9 +174,10 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   const bool fused_down = fused && !adapts(Group::kDown);
   const double gate = fused_up ? kFusedGateForward : kGateForward;
   const double gate_backward = fused_down ? kFusedGateBackward : kGateBackward;
+  const double more = split_ ? kSplitLaunches : 0;  // launches of each of four products
   // Two norms, rope, SwiGLU; the middle's copy where it is kept is left out.
   s.forward += product(all - gate_up) + product(gate_up, fused_up) + attention_forward +
-               moved(4 * h + 2 * nq + gate * inner) + kForwardOpsPerVisit * launch;
+               moved(4 * h + 2 * nq + gate * inner) + (kForwardOpsPerVisit + 4 * more) * launch;
   const double head = Gemm(2 * t * h * static_cast<double>(model_.vocab), t);
   s.loss += head + 4 * t * static_cast<double>(model_.vocab) / traffic;
   CountLora(job, t, item.train);
@@ -184,13 +190,14 @@ void PassForecaster::CountItem(const PassJob& job, const PassItem& item) {
   // The norms' backward, rope, SwiGLU's backward.
   const double down = Elements(model_, Group::kDown);
   s.backward += product(all - down) + product(down, fused_down) +
-                attention(profile_.attention_backward_rates, 2.5) +
-                moved(8 * h + 2 * nq + gate_backward * inner) + kBackwardOpsPerVisit * launch;
-  s.attention_again +=
-      product(qkv_o) + attention_forward + moved(2 * h + 2 * nq) + kAttentionAgainOps * launch;
+                attention(profile_.attention_backward_rates, 2.5, kF32AttentionBackward) +
+                moved(8 * h + 2 * nq + gate_backward * inner) +
+                (kBackwardOpsPerVisit + 4 * more) * launch;
+  s.attention_again += product(qkv_o) + attention_forward + moved(2 * h + 2 * nq) +
+                       (kAttentionAgainOps + 2 * more) * launch;
   // Gate and up come after the product that would have gone on through them.
-  s.mlp_again +=
-      product(gate_up, fused_up) + moved(2 * h + (kGateBackward - gate_backward) * inner);
+  s.mlp_again += product(gate_up, fused_up) +
+                 moved(2 * h + (kGateBackward - gate_backward) * inner) + more * launch;
   const int64_t tokens = item.tokens, act = static_cast<int64_t>(act_);
   const int64_t wt = static_cast<int64_t>(wt_);
   int64_t attention_rank = 0, mlp_rank = 0;
@@ -206,7 +213,10 @@ void PassForecaster::CountLora(const PassJob& job, double t, bool train) {
   const double rate =
       kLoraShare * Rate(profile_.device_copy_bytes_per_second, 2 * kUnmeasuredBytesPerSecond);
   const double least = kLoraLaunches * profile_.launch_seconds;
-  const auto product = [&](double elements) { return std::max(least, t * elements * act_ / rate); };
+  const double slower = split_ ? kSplitLora : 1;
+  const auto product = [&](double elements) {
+    return slower * std::max(least, t * elements * act_ / rate);
+  };
   for (const Group g : {Group::kQkv, Group::kO, Group::kGateUp, Group::kDown}) {
     double in = 0, out = 0;  // the linears of a group read one input
     for (const Module m : job.lora.targets) {

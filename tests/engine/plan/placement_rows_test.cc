@@ -75,6 +75,22 @@ MachineProfile H200WithGates() {
   return p;
 }
 
+// The same kind of card, measured as a worker does at its start, with own attention
+// (docs/benchmarks/2026-11-30-h200-fp32-and-experts.txt).
+MachineProfile H200Quick() {
+  MachineProfile p = H200WithGates();
+  p.attention_library.clear();
+  p.copy_bytes_per_second = 54.81e9;
+  p.copy_to_host_bytes_per_second = 55.11e9;
+  p.copy_both_ways_bytes_per_second = 51.86e9;
+  p.launch_seconds = 4.04e-6;
+  p.gemm_flops = 696e12;
+  p.gemm_rates = {{512, 633.3e12}, {2048, 753.8e12}, {8192, 696.3e12}};
+  p.attention_forward_rates = {{512, 226.3e12}, {4096, 407.5e12}, {16384, 449.2e12}};
+  p.attention_backward_rates = {{512, 184.8e12}, {4096, 278.5e12}, {16384, 278.9e12}};
+  return p;
+}
+
 struct Row {
   const char* name;
   bool large;
@@ -87,7 +103,8 @@ struct Row {
   double least_link = 0;               // rate of the copies over the link's, predicted
 };
 
-PassJob Job(const Row& row) {
+PassJob Job(const Row& row, const MachineProfile& machine = H200(),
+            Precision precision = Precision::kAuto) {
   JobShape shape;
   shape.model = row.large ? Llama70b() : Llama8b();
   shape.format = row.format;
@@ -96,7 +113,8 @@ PassJob Job(const Row& row) {
   shape.lengths.assign(static_cast<size_t>(row.batch), row.length);
   shape.batch.batch_size = row.batch;
   shape.batch.packing = true;
-  const auto numeric = MakeNumericPlan(shape, H200());
+  shape.precision = precision;
+  const auto numeric = MakeNumericPlan(shape, machine);
   EXPECT_TRUE(numeric.ok()) << numeric.status();
   return LargestPass("a", shape, *numeric, row.batch);
 }
@@ -229,6 +247,32 @@ TEST(PlacementRows, ForecastsWithGatesInProductsAreWhatWasMeasured) {
     ASSERT_TRUE(forecast.ok()) << forecast.status();
     EXPECT_NEAR(forecast->step_seconds * 1e3, m.ms, 0.03 * m.ms) << m.row.name;
     EXPECT_NEAR(forecast->stall_seconds / forecast->step_seconds, m.stall, 0.06) << m.row.name;
+  }
+}
+
+TEST(PlacementRows, ForecastsOfFp32StepsAreWhatWasMeasured) {
+  constexpr BaseFormat kNf4 = BaseFormat::kNf4DoubleQuant;
+  const struct {
+    Row row;
+    const char* placement;
+    double ms;
+  } measured[] = {
+      {{"b1", false, kNf4, 1, 512},
+       "slots=14 head=resident attention=device:8 mlp=device:1 boundaries=host",
+       147.3},
+      {{"b8", false, kNf4, 8, 512}, "slots=4 attention=host:all mlp=device:25", 716.1},
+      {{"s4096", false, kNf4, 1, 4096},
+       "slots=29 head=resident attention=device:all mlp=host:all",
+       1913.6},
+  };
+  for (const auto& m : measured) {
+    const auto placement = ParsePlacement(m.placement);
+    ASSERT_TRUE(placement.ok()) << placement.status();
+    const PassJob job = Job(m.row, H200Quick(), Precision::kFp32);
+    ASSERT_EQ(job.numeric.precision(), Precision::kFp32);
+    const auto forecast = ForecastPass(Llama8b(), m.row.format, {job}, *placement, H200Quick());
+    ASSERT_TRUE(forecast.ok()) << forecast.status();
+    EXPECT_NEAR(forecast->step_seconds * 1e3, m.ms, 0.06 * m.ms) << m.row.name;
   }
 }
 
