@@ -19,8 +19,9 @@
 namespace soup::engine {
 namespace {
 
-// Streams of a seed are told apart by their upper word; this one is the record order's.
+// Streams of a seed are told apart by their upper word; these are the record order's.
 constexpr uint64_t kOrderStream = uint64_t{0x6f726472} << 32;  // "ordr"
+constexpr uint64_t kTurnStream = uint64_t{0x7475726e} << 32;   // "turn": the steps of a window
 
 // Above so many record visits the largest micro-batch of a packed run is bounded, not searched.
 constexpr int64_t kExactVisits = int64_t{1} << 22;
@@ -30,7 +31,7 @@ constexpr int kMostExchanges = 4;  // of a step that no single one brings to a m
 // Exchanges records within one window of an epoch's order (batch_schedule.h).
 class Window {
  public:
-  // `records`: the window's part of the order, changed in place.
+  // `records`: the window's part of the order, whole steps, changed in place.
   Window(absl::Span<int32_t> records, const std::vector<int32_t>& lengths, int64_t batch_size,
          int64_t tile)
       : records_(records), lengths_(lengths), batch_size_(batch_size), tile_(tile) {}
@@ -40,8 +41,18 @@ class Window {
     for (int64_t i = batch_size_; i < size; ++i) later_[LengthAt(i)].insert(i);
     for (int64_t begin = 0; begin + batch_size_ < size; begin += batch_size_) {
       ArrangeStep(begin);
-      const int64_t next_end = std::min(begin + 2 * batch_size_, size);
-      for (int64_t i = begin + batch_size_; i < next_end; ++i) Forget(i);
+      for (int64_t i = begin + batch_size_; i < begin + 2 * batch_size_; ++i) Forget(i);
+    }
+  }
+  // The first steps have found what they wanted, the last have what was left: they take turns drawn
+  // anew.
+  void Shuffle(const PhiloxStream& draws, int64_t first_draw) {
+    for (int64_t k = static_cast<int64_t>(records_.size()) / batch_size_ - 1; k > 0; --k) {
+      const uint64_t draw = draws.U64(static_cast<uint64_t>(first_draw + k));
+      const auto j = static_cast<int64_t>(BoundedFromU64(draw, static_cast<uint64_t>(k) + 1));
+      if (j == k) continue;
+      const auto step = records_.begin() + k * batch_size_;
+      std::swap_ranges(step, step + batch_size_, records_.begin() + j * batch_size_);
     }
   }
 
@@ -223,15 +234,19 @@ std::vector<int32_t> BatchSchedule::EpochOrder(int64_t epoch) const {
   for (size_t i = order.size() - 1; i > 0; --i) {
     std::swap(order[i], order[BoundedFromU64(draws.U64(i), i + 1)]);
   }
-  if (params_.order_tile <= 0) return order;
   const int64_t batch = params_.batch_size;
+  // Steps of one record have none to exchange that would not be another step.
+  if (params_.order_tile <= 0 || batch == 1) return order;
+  const PhiloxStream turns(params_.seed, kTurnStream | static_cast<uint64_t>(epoch));
   const int64_t window = std::max<int64_t>(1, kWindowRecords / batch) * batch;
-  const int64_t end = RecordsOfEpoch(epoch);
+  const int64_t end = RecordsOfEpoch(epoch) / batch * batch;  // a smaller last step is left alone
   for (int64_t begin = 0; begin < end; begin += window) {
     const int64_t size = std::min(window, end - begin);
-    Window(absl::MakeSpan(order).subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
-           lengths_, batch, params_.order_tile)
-        .Arrange();
+    Window steps(
+        absl::MakeSpan(order).subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
+        lengths_, batch, params_.order_tile);
+    steps.Arrange();
+    steps.Shuffle(turns, begin / batch);
   }
   return order;
 }

@@ -13,10 +13,11 @@
 // a step's few hundred tokens seldom are one. So steps exchange records within windows of about
 // kWindowRecords shuffled records: each step in turn, but the window's last, gives one record for a
 // later one of a length that brings its tokens to a multiple of the tile; where no single exchange
-// does, up to four bring it near. So few exchanges a step: the order stays a shuffle, every record
-// still comes once an epoch, a step still has batch_size records. It does not look at `packing`:
-// the same records make a step packed or not. Steps of more than kMostTiles tiles are left alone:
-// their tails are small by themselves.
+// does, up to four bring it near. Then the steps of the window take turns drawn anew, so that a
+// record's place in the epoch does not depend on its length. Every record still comes once an
+// epoch, a step still has batch_size records. It does not look at `packing`: the same records make
+// a step packed or not. Left alone are steps of one record, an epoch's smaller last step, and steps
+// of more than kMostTiles tiles, whose tails are small by themselves.
 //
 // Immutable after Create; any thread. Step() keeps the order of the last epoch asked for and the
 // last step: steps in turn cost O(batch_size) each, the first of an epoch O(records).

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -360,17 +361,64 @@ TEST(PackingTest, TheWindowLeavesTheOrderAShuffle) {
   p.order_tile = 64;
   const auto arranged = BatchSchedule::Create(lengths, p);
   ASSERT_TRUE(plain.ok() && arranged.ok());
+  std::vector<int64_t> step_of(lengths.size());
+  for (int64_t step = 1; step <= plain->steps(); ++step)
+    for (const int32_t r : RecordsOf(plain->Step(step))) step_of[static_cast<size_t>(r)] = step;
   int64_t moved = 0, late = 0;
   for (int64_t step = 1; step <= plain->steps(); ++step) {
-    const auto a = RecordsOf(plain->Step(step)), b = RecordsOf(arranged->Step(step));
-    ASSERT_EQ(a.size(), b.size());
-    for (size_t i = 0; i < a.size(); ++i) moved += a[i] != b[i];
+    const auto records = RecordsOf(arranged->Step(step));
+    ASSERT_EQ(records.size(), 16u);
     int64_t tokens = 0;
-    for (int32_t r : b) tokens += lengths[static_cast<size_t>(r)];
+    std::map<int64_t, int64_t> from;  // steps of the plain order
+    for (const int32_t r : records) {
+      tokens += lengths[static_cast<size_t>(r)];
+      ++from[step_of[static_cast<size_t>(r)]];
+    }
+    int64_t most = 0;
+    for (const auto& [plain_step, count] : from) most = std::max(most, count);
+    moved += 16 - most;
     late += tokens % 64 != 0;
   }
   EXPECT_LE(moved, 2 * plain->steps());  // an exchange a step
   EXPECT_LE(late, plain->steps() / 8);   // the last of each window, and few others
+}
+
+// Where a record comes in an epoch does not depend on its length; steps of one record are the plain
+// shuffle.
+TEST(PackingTest, LengthsHaveNoPlaceOfTheirOwn) {
+  const std::vector<int32_t> lengths = {16, 5, 8, 13, 21, 24, 9, 31, 7, 40, 12, 3, 1};
+  const auto records = static_cast<int64_t>(lengths.size());
+  constexpr int kEpochs = 4000;
+  BatchParams p;
+  p.epochs = kEpochs;
+  p.seed = 3;
+  for (const int32_t batch_size : {1, 2, 4}) {
+    p.batch_size = batch_size;
+    p.order_tile = 0;
+    const auto plain = BatchSchedule::Create(lengths, p);
+    p.order_tile = 8;
+    const auto arranged = BatchSchedule::Create(lengths, p);
+    ASSERT_TRUE(plain.ok() && arranged.ok());
+    const int64_t steps = (records + batch_size - 1) / batch_size;
+    std::vector<double> counts(static_cast<size_t>(records * steps), 0);
+    for (int64_t step = 1; step <= arranged->steps(); ++step) {
+      const auto got = RecordsOf(arranged->Step(step));
+      for (const int32_t r : got) ++counts[static_cast<size_t>(r * steps + (step - 1) % steps)];
+      if (batch_size == 1) {
+        ASSERT_EQ(got, RecordsOf(plain->Step(step)));
+      }
+    }
+    double chi2 = 0;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const bool last = static_cast<int64_t>(i) % steps == steps - 1;
+      const int64_t places = last ? records - (steps - 1) * batch_size : batch_size;
+      const double mean = static_cast<double>(kEpochs * places) / static_cast<double>(records);
+      chi2 += (counts[i] - mean) * (counts[i] - mean) / mean;
+    }
+    // Mean and deviation of a chi-square of so many degrees of freedom.
+    const auto freedom = static_cast<double>((records - 1) * (steps - 1));
+    EXPECT_LT(chi2, freedom + 5 * std::sqrt(2 * freedom)) << "batch_size " << batch_size;
+  }
 }
 
 // A step of very many records, and the order of a large epoch, are found in a moment: a bound of
