@@ -23,44 +23,58 @@
 namespace soup::daemon {
 namespace {
 
+// A connection holds a thread until it has asked, or for as long as a silent one is borne with.
+constexpr char kThreads[] = "48", kPatienceMs[] = "2000";
+
+// What is answered to whom.
+struct Routes {
+  const Metrics& metrics;
+  const std::function<absl::Status()> health;
+};
+
 void Answer(mg_connection* connection, int code, absl::string_view reason,
-            absl::string_view content_type, absl::string_view body) {
+            absl::string_view content_type, absl::string_view body, bool head_only) {
   const std::string head = absl::StrFormat(
-      "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n", code,
-      reason, content_type, body.size());
+      "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%sConnection: close\r\n\r\n",
+      code, reason, content_type, body.size(), code == 405 ? "Allow: GET, HEAD\r\n" : "");
   mg_write(connection, head.data(), head.size());
-  mg_write(connection, body.data(), body.size());
+  if (!head_only) mg_write(connection, body.data(), body.size());
 }
 
-class MetricsHandler final : public CivetHandler {
- public:
-  explicit MetricsHandler(const Metrics& metrics) : metrics_(metrics) {}
-  bool handleGet(CivetServer*, mg_connection* connection) override {
-    Answer(connection, 200, "OK", "text/plain; version=0.0.4; charset=utf-8", metrics_.Render());
-    return true;
+// Every request, whatever its method and path: what civetweb would do with one that it finds no
+// answer for can end the process (1.15). A path makes no series. Answers the status sent.
+int Route(mg_connection* connection) {
+  constexpr absl::string_view kPlain = "text/plain; charset=utf-8";
+  const auto* server =
+      static_cast<const CivetServer*>(mg_get_user_data(mg_get_context(connection)));
+  const auto& routes = *static_cast<const Routes*>(server->getUserContext());
+  const mg_request_info* request = mg_get_request_info(connection);
+  const auto text = [](const char* s) { return absl::string_view(s == nullptr ? "" : s); };
+  const absl::string_view method = text(request->request_method);
+  const absl::string_view path = text(request->local_uri);
+  const bool head = method == "HEAD";
+  const auto answer = [&](int code, absl::string_view reason, absl::string_view type,
+                          absl::string_view body) {
+    Answer(connection, code, reason, type, body, head);
+    return code;
+  };
+  if (method != "GET" && !head)
+    return answer(405, "Method Not Allowed", kPlain, "soupd answers GET and HEAD here\n");
+  if (path == "/metrics") {
+    return answer(200, "OK", "text/plain; version=0.0.4; charset=utf-8", routes.metrics.Render());
   }
+  if (path != "/healthz")
+    return answer(404, "Not Found", kPlain, "soupd answers /metrics and /healthz here\n");
+  const absl::Status status = routes.health();
+  if (status.ok()) return answer(200, "OK", kPlain, "ok\n");
+  return answer(503, "Service Unavailable", kPlain, absl::StrCat(status.message(), "\n"));
+}
 
- private:
-  const Metrics& metrics_;
-};
-
-class HealthHandler final : public CivetHandler {
- public:
-  explicit HealthHandler(std::function<absl::Status()> health) : health_(std::move(health)) {}
-  bool handleGet(CivetServer*, mg_connection* connection) override {
-    const absl::Status status = health_();
-    if (status.ok()) {
-      Answer(connection, 200, "OK", "text/plain; charset=utf-8", "ok\n");
-    } else {
-      Answer(connection, 503, "Service Unavailable", "text/plain; charset=utf-8",
-             absl::StrCat(status.message(), "\n"));
-    }
-    return true;
-  }
-
- private:
-  const std::function<absl::Status()> health_;
-};
+CivetCallbacks Callbacks() {
+  CivetCallbacks callbacks;
+  callbacks.begin_request = &Route;
+  return callbacks;
+}
 
 // Connects and hangs up. `address` is numeric, or nothing happens.
 void Poke(const std::string& address) {
@@ -90,30 +104,15 @@ void Poke(const std::string& address) {
   close(fd);
 }
 
-// Whatever no other handler took. Its path makes no series.
-class NotFoundHandler final : public CivetHandler {
- public:
-  bool handleGet(CivetServer*, mg_connection* connection) override {
-    Answer(connection, 404, "Not Found", "text/plain; charset=utf-8",
-           "soupd answers /metrics and /healthz here\n");
-    return true;
-  }
-};
-
 }  // namespace
 
 struct MetricsEndpoint::Server {
   Server(const std::vector<std::string>& options, const Metrics& metrics,
          std::function<absl::Status()> health)
-      : metrics_handler(metrics), health_handler(std::move(health)), civet(options) {
-    civet.addHandler("/metrics$", metrics_handler);
-    civet.addHandler("/healthz$", health_handler);
-    civet.addHandler("/", not_found_handler);
-  }
-  MetricsHandler metrics_handler;
-  HealthHandler health_handler;
-  NotFoundHandler not_found_handler;
-  CivetServer civet;  // last: its threads use the handlers
+      : routes{metrics, std::move(health)}, civet(options, &callbacks, &routes) {}
+  const Routes routes;
+  const CivetCallbacks callbacks = Callbacks();
+  CivetServer civet;  // last: its threads use the others
 };
 
 MetricsEndpoint::MetricsEndpoint() = default;
@@ -138,8 +137,8 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(
     const std::string& listen, const Metrics& metrics, std::function<absl::Status()> health) {
   SOUP_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(listen, "--metrics-listen"));
   const std::vector<std::string> options = {
-      "listening_ports", JoinHostPort(address), "num_threads", "4", "request_timeout_ms",
-      "10000",           "enable_keep_alive",   "no"};
+      "listening_ports",    JoinHostPort(address), "num_threads",       kThreads,
+      "request_timeout_ms", kPatienceMs,           "enable_keep_alive", "no"};
   std::unique_ptr<MetricsEndpoint> endpoint(new MetricsEndpoint());
   try {
     endpoint->server_ = std::make_unique<Server>(options, metrics, std::move(health));

@@ -182,8 +182,8 @@ TEST_F(StoreMetricsTest, PromtoolIsContentAndEveryNameIsThere) {
   EXPECT_NE(std::system(command.c_str()), 0);
 }
 
-// What a plain HTTP/1.0 GET answers.
-std::string HttpGet(const std::string& address, const std::string& path) {
+// Connects, sends, and reads what is answered.
+std::string Ask(const std::string& address, const std::string& request) {
   const auto at = ParseHostPort(address, "x");
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in to{};
@@ -191,7 +191,6 @@ std::string HttpGet(const std::string& address, const std::string& path) {
   to.sin_port = htons(static_cast<uint16_t>(at->port));
   inet_pton(AF_INET, at->host.c_str(), &to.sin_addr);
   EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
-  const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n");
   EXPECT_EQ(write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
   std::string answer;
   char buffer[4096];
@@ -199,6 +198,9 @@ std::string HttpGet(const std::string& address, const std::string& path) {
   while ((n = read(fd, buffer, sizeof buffer)) > 0) answer.append(buffer, static_cast<size_t>(n));
   close(fd);
   return answer;
+}
+std::string HttpGet(const std::string& address, const std::string& path) {
+  return Ask(address, absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n"));
 }
 
 TEST_F(StoreMetricsTest, TheEndpointServesMetricsAndHealthAndNothingElse) {
@@ -218,9 +220,56 @@ TEST_F(StoreMetricsTest, TheEndpointServesMetricsAndHealthAndNothingElse) {
     EXPECT_THAT(HttpGet(address, path), HasSubstr("404")) << path;
   }
   EXPECT_EQ(metrics_.Render(), before);  // unknown paths make no series
+  // Other methods, and what is no HTTP at all: nothing ends the process.
+  for (const char* method : {"POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PROPFIND", "MKCOL",
+                             "REPORT", "LOCK", "CONNECT"}) {
+    for (const char* path : {"/metrics", "/nope"}) {
+      const std::string answer =
+          Ask(address, absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: a\r\n\r\n"));
+      EXPECT_THAT(answer, HasSubstr("HTTP/1.1 405")) << method << " " << path;
+      EXPECT_THAT(answer, HasSubstr("Allow: GET, HEAD"));
+    }
+  }
+  const std::string head = Ask(address, "HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+  EXPECT_THAT(head, HasSubstr("HTTP/1.1 200"));
+  EXPECT_THAT(head, Not(HasSubstr("soupd_build_info")));
+  EXPECT_THAT(Ask(address, "HEAD /nope HTTP/1.1\r\nHost: a\r\n\r\n"), HasSubstr("404"));
+  for (const std::string& odd :
+       {std::string("GET /metrics HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+                    "Sec-WebSocket-Version: 13\r\n\r\n"),
+        std::string("TRACE / HTTP/1.1\r\n\r\n"), std::string("OPTIONS * HTTP/1.1\r\n\r\n"),
+        std::string("FOO / HTTP/1.1\r\n\r\n"), std::string("GET / HTTP/9.9\r\n\r\n"),
+        std::string("GET /%s%n HTTP/1.1\r\n\r\n"), std::string("\x16\x03\x01\x02\r\n\r\n"),
+        "GET /" + std::string(20'000, 'a') + " HTTP/1.1\r\n\r\n"}) {
+    Ask(address, odd);
+    EXPECT_THAT(HttpGet(address, "/healthz"), HasSubstr("the disk is full")) << odd.substr(0, 60);
+  }
+  EXPECT_EQ(metrics_.Render(), before);
   const auto taken = MetricsEndpoint::Start(address, metrics_, [] { return absl::OkStatus(); });
   EXPECT_EQ(taken.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(taken.status().message()), HasSubstr("--metrics-listen"));
+}
+
+// Peers that connect and say nothing.
+TEST_F(StoreMetricsTest, SilentConnectionsDoNotKeepOthersOut) {
+  const auto endpoint =
+      MetricsEndpoint::Start("127.0.0.1:0", metrics_, [] { return absl::OkStatus(); });
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status();
+  const auto at = ParseHostPort((*endpoint)->address(), "x");
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(at->port));
+  inet_pton(AF_INET, at->host.c_str(), &to.sin_addr);
+  std::vector<int> silent;
+  for (int i = 0; i < 40; ++i) {
+    silent.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(silent.back(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+  }
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(HttpGet((*endpoint)->address(), "/metrics"), HasSubstr("soupd_build_info"));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  for (const int fd : silent) close(fd);
 }
 
 }  // namespace
