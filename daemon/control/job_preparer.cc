@@ -30,12 +30,24 @@ std::string PreparedPath(const Config& config, const std::string& id) {
   return engine::JoinPath(config.JobDir(id), "prepared.bin");
 }
 
-absl::StatusOr<std::string> Sha256OfDataset(const std::string& path) {
+absl::StatusOr<std::string> Sha256Of(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return absl::ErrnoToStatus(errno, path);
   auto digest = Sha256HexOfFile(fd, path);
   ::close(fd);
   return digest;
+}
+
+// That soupd's copy of an uploaded file is what was uploaded; one that is not is removed, so that
+// the next submit uploads it again.
+absl::Status CheckUpload(const std::string& path, const soup::v1::FileRef& file) {
+  const absl::StatusOr<std::string> sha256 = Sha256Of(path);
+  if (!sha256.ok()) return absl::OkStatus();  // whoever reads it says why it cannot
+  if (*sha256 == file.sha256()) return absl::OkStatus();
+  engine::RealFileSystem().Remove(path).IgnoreError();
+  return absl::FailedPreconditionError(absl::StrCat(
+      file.name(), ": soupd's copy, ", path, ", is not what was uploaded (SHA-256 ", *sha256,
+      "): it was damaged on the disk and has been removed; submit the job again"));
 }
 
 PrepareFailure Fail(const absl::Status& status) {
@@ -174,7 +186,7 @@ absl::StatusOr<JobPreparer::Data> JobPreparer::LoadPrepared(const JobRecord& rec
   const std::string path = DatasetPath(*config_, record.id);
   Data data;
   SOUP_ASSIGN_OR_RETURN(data.reply, ReadReply(record.id));
-  SOUP_ASSIGN_OR_RETURN(const std::string sha256, Sha256OfDataset(path));
+  SOUP_ASSIGN_OR_RETURN(const std::string sha256, Sha256Of(path));
   if (sha256 != data.reply.dataset_sha256())
     return absl::DataLossError(absl::StrCat(path, " is not what was prepared"));
   SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(record.spec.base()));
@@ -205,6 +217,14 @@ absl::StatusOr<JobPreparer::Data> JobPreparer::MakePrepared(const JobRecord& rec
   auto request = MakeRequest(record.spec, record.base_real_path, &data.model);
   if (!request.ok()) return fail(request.status());
   if (auto s = fs.CreateDirectories(config_->JobDir(record.id)); !s.ok()) return fail(s);
+  std::vector<soup::v1::FileRef> files;
+  for (const soup::v1::DataSource& source : SourcesOf(record.spec.data()))
+    files.push_back(source.file());
+  if (record.spec.data().has_validation_file())
+    files.push_back(record.spec.data().validation_file());
+  for (const soup::v1::FileRef& file : files) {
+    if (auto s = CheckUpload(config_->FilePath(file.sha256()), file); !s.ok()) return fail(s);
+  }
   request->set_output_path(DatasetPath(*config_, record.id));
   auto reply = runner_->Run(*request, cancel, absl::InfiniteFuture(), progress);
   if (!reply.ok()) return fail(reply.status());
@@ -217,7 +237,7 @@ absl::StatusOr<JobPreparer::Data> JobPreparer::MakePrepared(const JobRecord& rec
     return absl::InvalidArgumentError(data.reply.error());
   }
   data.reply.clear_preview();
-  auto sha256 = Sha256OfDataset(DatasetPath(*config_, record.id));
+  auto sha256 = Sha256Of(DatasetPath(*config_, record.id));
   if (!sha256.ok()) return fail(sha256.status());
   data.reply.set_dataset_sha256(*sha256);
   // Made anew for a job that has begun (the old one was lost or damaged): it has to be the same.

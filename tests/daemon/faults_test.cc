@@ -106,6 +106,24 @@ TEST(FaultsTest, BadDataFailsTheJobWithItsLine) {
   ExpectWholeHistory(h, job.id(), soup::v1::FAILED);
 }
 
+// One bit of soupd's copy turns; the client says its file was uploaded before.
+TEST(FaultsTest, AnUploadThatWasDamagedOnTheDiskIsNotTrainedOn) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("damaged", Records());
+  const std::string copy = h.state_dir() + "/files/" + spec.data().train().sha256();
+  std::string bytes = ReadFileOrEmpty(copy);
+  ASSERT_EQ(bytes, Records());
+  bytes[bytes.size() / 2] ^= 1;
+  std::ofstream(copy, std::ios::binary) << bytes;
+  const Job failed = h.WaitFor(h.Submit(spec).id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(failed.state(), soup::v1::FAILED);
+  EXPECT_THAT(failed.message(), AllOf(HasSubstr("damaged.jsonl"), HasSubstr("submit")));
+  const Job again = h.Submit(h.Spec("damaged", Records()));
+  EXPECT_EQ(h.WaitFor(again.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED}).state(),
+            soup::v1::SUCCEEDED);
+}
+
 // As the kernel does where memory is short.
 TEST(FaultsTest, PreparingThatIsKilledIsTriedAgainAndThenGivenUp) {
   soup::testing::TempDir dir;
