@@ -1,6 +1,7 @@
 #include "engine/data/chat_encoder.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr absl::string_view kRoles[] = {"system", "developer", "user",    "assistant",
                                         "tool",   "ipython",   "function"};
+constexpr char kOtherName[] = "another_name";  // of a tool, where it is tried what a name changes
 // Keys of messages that many templates have, with one meaning.
 constexpr absl::string_view kTemplateKeys[] = {"name", "tool_call_id", "reasoning_content"};
 
@@ -90,6 +92,46 @@ std::vector<Value> ValuesOf(const Conversation& c) {
   return messages;
 }
 
+// The text of a call's arguments; none: they are no text.
+const Value* TextArguments(const Value& call) {
+  const Value* function = call.Find("function");
+  const Value* arguments =
+      (function != nullptr && function->is_dict() ? *function : call).Find("arguments");
+  return arguments != nullptr && arguments->is_string() ? arguments : nullptr;
+}
+
+// Whether a rendering has all arguments that are texts as they were written, none encoded once
+// more: its template knows of such texts.
+bool WritesTexts(const Conversation& c, const std::string& text) {
+  for (const Message& m : c.messages) {
+    for (const Value& call : CallsOf(m)) {
+      const Value* arguments = TextArguments(call);
+      if (arguments == nullptr) continue;
+      jinja::Budget budget(int64_t{1} << 20, int64_t{1} << 26);
+      const absl::StatusOr<std::string> encoded = jinja::ToJson(*arguments, {}, &budget);
+      if (!encoded.ok() || absl::StrContains(text, *encoded) ||
+          !absl::StrContains(text, arguments->AsString())) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Calls `visit` for every text within a value.
+void EachText(const Value& value, const std::function<void(const std::string&)>& visit) {
+  if (value.is_string()) visit(value.AsString());
+  if (value.is_list()) {
+    for (const Value& item : value.AsList()) EachText(item, visit);
+  }
+  if (value.is_dict()) {
+    for (const auto& [key, member] : value.AsDict()) {
+      visit(key);
+      EachText(member, visit);
+    }
+  }
+}
+
 // Whether the arguments of a tool call stand in a text as Python prints an object: a template that
 // writes them as they are, and wants a text of JSON there.
 bool PrintsArguments(const Conversation& c, const std::string& text) {
@@ -111,13 +153,10 @@ bool PrintsArguments(const Conversation& c, const std::string& text) {
 
 }  // namespace
 
-// The conversation rendered. Arguments of tool calls that are written as texts are objects first;
-// where the template prints them, or cannot do with objects, they are the texts in *c from then on.
+// The conversation rendered. Arguments of tool calls that are written as texts are texts where the
+// template writes those as they are, or cannot do with objects: in *c from then on.
 absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::RenderWhole(
     Conversation* c, std::vector<std::string>* notices) const {
-  absl::StatusOr<jinja::Rendering> full = Render(*c, ValuesOf(*c), false);
-  const bool printed = full.ok() && PrintsArguments(*c, full->text);
-  if (full.ok() && !printed) return full;
   Conversation texts = *c;
   bool any = false;
   for (Message& m : texts.messages) {
@@ -125,12 +164,18 @@ absl::StatusOr<jinja::Rendering> ChatEncoder::Rep::RenderWhole(
     m.value = m.with_text_arguments;
     any = true;
   }
-  if (any) {
-    absl::StatusOr<jinja::Rendering> again = Render(texts, ValuesOf(texts), false);
-    if (again.ok()) {
-      *c = std::move(texts);
-      return again;
-    }
+  absl::StatusOr<jinja::Rendering> of_texts = absl::NotFoundError("no arguments are texts");
+  if (any) of_texts = Render(texts, ValuesOf(texts), false);
+  if (of_texts.ok() && WritesTexts(texts, of_texts->text)) {
+    *c = std::move(texts);
+    return of_texts;
+  }
+  absl::StatusOr<jinja::Rendering> full = Render(*c, ValuesOf(*c), false);
+  const bool printed = full.ok() && PrintsArguments(*c, full->text);
+  if (full.ok() && !printed) return full;
+  if (of_texts.ok()) {
+    *c = std::move(texts);
+    return of_texts;
   }
   if (printed) {
     notices->push_back(
@@ -175,7 +220,7 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
                             return std::move(r.text);
                           });
   if (train_on_all) {
-    SOUP_RETURN_IF_ERROR(finder.CheckCallsAreWritten());
+    SOUP_RETURN_IF_ERROR(finder.CheckCallsAreWritten(notices));
     return std::vector<TurnFinder::Turn>{{{0, full.text.size()}, 0}};
   }
   if (!For(c).has_generation_blocks()) {
@@ -193,25 +238,30 @@ absl::StatusOr<std::vector<TurnFinder::Turn>> ChatEncoder::Rep::Supervised(
         SOUP_ASSIGN_OR_RETURN(const jinja::Rendering r, Render(c, messages, false));
         return MarkedTexts(r);
       }));
-  SOUP_RETURN_IF_ERROR(finder.CheckCallsAreWritten());
+  SOUP_RETURN_IF_ERROR(finder.CheckCallsAreWritten(notices));
   NoticeMarked(c, full, notices);
   return Weighed(c, std::move(out));
 }
 
+// Another name in a call, and what is marked stays the same though the text does not.
 bool ChatEncoder::Rep::CallsStandOutside(const Conversation& c,
                                          const jinja::Rendering& full) const {
-  std::vector<Value> messages = ValuesOf(c);
-  bool any = false;
+  const std::vector<Value> messages = ValuesOf(c);
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (!c.messages[i].has_tool_calls) continue;
-    absl::StatusOr<Value> silent = WithoutCalls(c.messages[i]);
-    if (!silent.ok()) return false;
-    messages[i] = *std::move(silent);
-    any = true;
+    for (size_t call = 0; call < CallsOf(c.messages[i]).size(); ++call) {
+      const absl::StatusOr<Value> other =
+          WithOtherCall(c.messages[i], call, CallPart::kName, kOtherName);
+      if (!other.ok() || other->is_none()) continue;
+      std::vector<Value> changed = messages;
+      changed[i] = *other;
+      const absl::StatusOr<jinja::Rendering> rendered = Render(c, std::move(changed), false);
+      if (rendered.ok() && rendered->text != full.text &&
+          MarkedTexts(*rendered) == MarkedTexts(full)) {
+        return true;
+      }
+    }
   }
-  if (!any) return false;
-  const absl::StatusOr<jinja::Rendering> without = Render(c, std::move(messages), false);
-  return without.ok() && MarkedTexts(*without) == MarkedTexts(full);
+  return false;
 }
 
 // What generation blocks leave out that the model has to write: the token that ends a turn, where
@@ -260,12 +310,16 @@ void ChatEncoder::Rep::NoticeKey(const Conversation& c, const std::string& key,
 void ChatEncoder::Rep::Notice(const Conversation& c, const std::string& full,
                               std::vector<std::string>* notices) const {
   bool dropped = false, special = false, empty = false;
+  const auto spells = [&](const std::string& text) {
+    for (const AddedSpan& span : tokenizer->FindAddedTokens(text)) special |= span.token->special;
+  };
+  EachText(c.tools, spells);
   for (const Message& m : c.messages) {
     const std::string words = jinja::Strip(m.content, std::nullopt, true, true);
     dropped |= (train_on_all || m.role != "assistant") && !absl::StrContains(full, words);
     empty |= m.role == "assistant" && m.content.empty() && !m.has_tool_calls;
-    for (const AddedSpan& span : tokenizer->FindAddedTokens(m.content))
-      special |= span.token->special;
+    spells(m.content);
+    for (const Value& call : CallsOf(m)) EachText(call, spells);
     if (!Holds(kRoles, m.role)) {
       notices->push_back(absl::StrCat("record(s) have messages of the role '", m.role.substr(0, 40),
                                       "', which means what the chat template makes of it"));
@@ -282,7 +336,8 @@ void ChatEncoder::Rep::Notice(const Conversation& c, const std::string& full,
   }
   if (special) {
     notices->push_back(
-        "record(s) have a message that spells out a special token; it becomes that token");
+        "record(s) have a message, a tool call or tools that spell out a special token; it becomes "
+        "that token");
   }
 }
 

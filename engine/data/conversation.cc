@@ -58,6 +58,12 @@ absl::StatusOr<Value> ReadToolCalls(const Value& calls, bool* as_text) {
   std::vector<Value> out;
   for (const Value& call : calls.AsList()) {
     SOUP_ASSIGN_OR_RETURN(Value read, ReadToolCall(call, as_text));
+    const Value* function = read.Find("function");
+    for (const char* key : {"name", "arguments"}) {
+      const Value& holder = function != nullptr && function->is_dict() ? *function : read;
+      if (holder.Find(key) != nullptr) continue;
+      return Bad(absl::StrCat("tool call ", out.size() + 1, " has no '", key, "'"));
+    }
     out.push_back(std::move(read));
   }
   return Value::List(std::move(out));
@@ -189,6 +195,63 @@ absl::StatusOr<Value> WithoutCalls(const Message& message) {
   Value::Items members;
   for (const auto& [key, member] : message.value.AsDict()) {
     if (key != "tool_calls") members.emplace_back(key, member);
+  }
+  return Value::Dict(std::move(members));
+}
+
+const std::vector<Value>& CallsOf(const Message& message) {
+  static const auto* const kNone = new std::vector<Value>;
+  const Value* calls = message.has_tool_calls ? message.value.Find("tool_calls") : nullptr;
+  return calls == nullptr ? *kNone : calls->AsList();
+}
+
+namespace {
+
+// A call or what it has under "function", with a part replaced; none where it has no such part.
+absl::StatusOr<Value> OtherCall(const Value& call, CallPart part, const std::string& word) {
+  Value::Items members;
+  bool found = false;
+  for (const auto& [key, member] : call.AsDict()) {
+    Value other = member;
+    if (key == "function" && member.is_dict()) {
+      SOUP_ASSIGN_OR_RETURN(other, OtherCall(member, part, word));
+      found |= !other.is_none();
+      if (other.is_none()) other = member;
+    } else if (key == "name" && part == CallPart::kName) {
+      other = Value::String(word);
+      found = true;
+    } else if (key == "arguments" && part == CallPart::kArguments) {
+      const bool text = member.is_string();
+      if (text || !member.AsDict().empty()) {
+        SOUP_ASSIGN_OR_RETURN(other, Value::Dict({{word, Value::String(word)}}));
+        if (text) other = Value::String(absl::StrCat("{\"", word, "\": \"", word, "\"}"));
+        found = true;
+      }
+    }
+    members.emplace_back(key, std::move(other));
+  }
+  if (!found) return Value::None();
+  return Value::Dict(std::move(members));
+}
+
+}  // namespace
+
+absl::StatusOr<Value> WithOtherCall(const Message& message, size_t call, CallPart part,
+                                    const std::string& word) {
+  std::vector<Value> calls = CallsOf(message);
+  if (part == CallPart::kCall) {
+    calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(call));
+  } else {
+    SOUP_ASSIGN_OR_RETURN(calls[call], OtherCall(calls[call], part, word));
+    if (calls[call].is_none()) return Value::None();
+  }
+  Value::Items members;
+  for (const auto& [key, member] : message.value.AsDict()) {
+    Value other = member;
+    if (key == "tool_calls") {
+      SOUP_ASSIGN_OR_RETURN(other, Value::List(calls));
+    }
+    members.emplace_back(key, std::move(other));
   }
   return Value::Dict(std::move(members));
 }

@@ -39,6 +39,14 @@ absl::StatusOr<Conversation> ReadConversation(const Value& record);
 absl::StatusOr<Value> WithContent(const Message& message, const std::string& content, bool alone);
 // The message's members but its tool calls.
 absl::StatusOr<Value> WithoutCalls(const Message& message);
+// Its tool calls; empty: none.
+const std::vector<Value>& CallsOf(const Message& message);
+// What a template could leave out of a tool call.
+enum class CallPart { kCall, kName, kArguments };
+// The message's members without its tool call number `call` (kCall), or with a `word` as that
+// call's name or in place of its arguments. None where the call has no such part.
+absl::StatusOr<Value> WithOtherCall(const Message& message, size_t call, CallPart part,
+                                    const std::string& word);
 
 }  // namespace soup::engine
 

@@ -16,6 +16,7 @@ namespace soup::engine {
 namespace {
 
 absl::Status ReadSpecialToken(const JsonNode& node, const std::string& name, TokenizerConfig* out) {
+  out->special_tokens.erase(name);
   if (node.is_null()) return absl::OkStatus();
   // A plain string, or an added token written out as an object.
   const JsonNode content = node.json().is_object() ? node.Member("content") : node;
@@ -31,16 +32,29 @@ bool IsUsualToken(absl::string_view name) {
 }
 
 // Every token by its name, a model's own ("image_token") too: templates see them all. Those already
-// there stay, as do names that the file gives as null.
-absl::Status ReadSpecialTokens(const JsonNode& node, TokenizerConfig* out) {
+// there stay unless they are `replaced`, as do names that a file gave as null.
+absl::Status ReadSpecialTokens(const JsonNode& node, bool replaced, TokenizerConfig* out) {
   for (auto it = node.json().begin(); it != node.json().end(); ++it) {
     const bool text = it->is_string() || (it->is_object() && it->contains("content"));
     const bool own = absl::EndsWith(it.key(), "_token") && (text || it->is_null());
     if (!own && !IsUsualToken(it.key())) continue;
-    if (!out->seen_tokens.insert(it.key()).second) continue;
+    if (!out->seen_tokens.insert(it.key()).second && !replaced) continue;
     SOUP_RETURN_IF_ERROR(ReadSpecialToken(node.Member(it.key()), it.key(), out));
   }
   return absl::OkStatus();
+}
+
+// Lists of tokens without names (additional_special_tokens, extra_special_tokens), texts or added
+// tokens written out; other things of such names are passed over.
+void ReadUnnamedTokens(const JsonNode& node, TokenizerConfig* out) {
+  if (!node.json().is_array()) return;
+  for (const nlohmann::json& token : node.json()) {
+    if (token.is_string()) out->unnamed_tokens.push_back(token.get<std::string>());
+    if (!token.is_object()) continue;
+    const auto content = token.find("content");
+    if (content != token.end() && content->is_string())
+      out->unnamed_tokens.push_back(content->get<std::string>());
+  }
 }
 
 absl::Status ReadChatTemplate(const JsonNode& node, TokenizerConfig* out) {
@@ -91,10 +105,21 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(absl::string_view json) {
                         ParseJsonDocument(json, "tokenizer_config.json"));
   const JsonNode root(&document, "tokenizer_config.json: ");
   SOUP_RETURN_IF_ERROR(root.RequireObject());
-  SOUP_RETURN_IF_ERROR(ReadSpecialTokens(root, &out));
+  SOUP_RETURN_IF_ERROR(ReadSpecialTokens(root, /*replaced=*/false, &out));
   // Newer files name a model's own tokens apart; older ones have a list here, without names.
   const JsonNode extra = root.Member("extra_special_tokens");
-  if (extra.json().is_object()) SOUP_RETURN_IF_ERROR(ReadSpecialTokens(extra, &out));
+  if (extra.json().is_object())
+    SOUP_RETURN_IF_ERROR(ReadSpecialTokens(extra, /*replaced=*/false, &out));
+  ReadUnnamedTokens(extra, &out);
+  ReadUnnamedTokens(root.Member("additional_special_tokens"), &out);
+  SOUP_ASSIGN_OR_RETURN(const std::optional<bool> split,
+                        OptionalBool(root.Member("split_special_tokens")));
+  if (split.value_or(false)) {
+    return absl::UnimplementedError(
+        "tokenizer_config.json: split_special_tokens is true, which is not supported: special "
+        "tokens in texts become one token here; set it to false");
+  }
+  out.has_added_tokens = !root.Member("added_tokens_decoder").is_null();
   SOUP_ASSIGN_OR_RETURN(out.add_bos_token, OptionalBool(root.Member("add_bos_token")));
   SOUP_ASSIGN_OR_RETURN(out.add_eos_token, OptionalBool(root.Member("add_eos_token")));
   SOUP_ASSIGN_OR_RETURN(out.add_prefix_space, OptionalBool(root.Member("add_prefix_space")));
@@ -113,15 +138,17 @@ absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder) {
     SOUP_ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(config_path));
     SOUP_ASSIGN_OR_RETURN(out, ParseTokenizerConfig(text));
   }
-  // What older folders say in a file of its own.
+  // What older folders say in a file of its own, which then counts; with added_tokens_decoder it is
+  // not read. As in transformers.
   const std::string map_path = JoinPath(folder, "special_tokens_map.json");
-  if (fs.Exists(map_path)) {
+  if (!out.has_added_tokens && fs.Exists(map_path)) {
     SOUP_ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(map_path));
     SOUP_ASSIGN_OR_RETURN(const nlohmann::json document,
                           ParseJsonDocument(text, "special_tokens_map.json"));
     const JsonNode root(&document, "special_tokens_map.json: ");
     SOUP_RETURN_IF_ERROR(root.RequireObject());
-    SOUP_RETURN_IF_ERROR(ReadSpecialTokens(root, &out));
+    SOUP_RETURN_IF_ERROR(ReadSpecialTokens(root, /*replaced=*/true, &out));
+    ReadUnnamedTokens(root.Member("additional_special_tokens"), &out);
   }
   const std::string template_path = JoinPath(folder, "chat_template.jinja");
   if (fs.Exists(template_path)) {
@@ -162,6 +189,16 @@ absl::Status CheckAgreement(const TokenizerConfig& config, const Tokenizer& toke
                                      "' has other lstrip, rstrip or single_word flags in "
                                      "tokenizer_config.json than in tokenizer.json; those of "
                                      "tokenizer.json are obeyed"));
+  }
+  std::set<std::string> unknown(config.unnamed_tokens.begin(), config.unnamed_tokens.end());
+  for (const auto& [name, content] : config.special_tokens) unknown.insert(content);
+  for (const std::string& content : unknown) {
+    if (content.empty() || tokenizer.FindAdded(content) != nullptr) continue;
+    warnings->push_back(absl::StrCat("the tokenizer's configuration names the special token '",
+                                     content,
+                                     "', which is no added token of tokenizer.json: a text that "
+                                     "spells it is split like any other; save the tokenizer again, "
+                                     "so that both files agree"));
   }
   return absl::OkStatus();
 }

@@ -23,7 +23,9 @@ struct TokenizerConfig {
   std::optional<bool> add_eos_token;
   std::optional<bool> add_prefix_space;
 
-  std::vector<AddedToken> added_tokens;  // added_tokens_decoder
+  std::vector<AddedToken> added_tokens;     // added_tokens_decoder
+  bool has_added_tokens = false;            // there is such a member
+  std::vector<std::string> unnamed_tokens;  // of additional_special_tokens, extra_special_tokens
 
   // The template for conversations without tools, and the one for those with (the same unless the
   // folder has another under the name "tool_use"). Empty: none.
@@ -37,9 +39,10 @@ struct TokenizerConfig {
   }
 };
 
-// Reads tokenizer_config.json, special_tokens_map.json (for tokens that the former does not name)
-// and chat_template.jinja of a folder (which wins, as in transformers); any may be absent. Errors:
-// InvalidArgument (file, path in it).
+// Reads tokenizer_config.json, special_tokens_map.json (where the former has no
+// added_tokens_decoder; its tokens win) and chat_template.jinja of a folder (which wins), as
+// transformers does; any may be absent. Errors: InvalidArgument (file, path in it), Unimplemented
+// (split_special_tokens).
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::string& folder);
 
 // The same of tokenizer_config.json's text alone.
@@ -47,8 +50,9 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(absl::string_view json);
 
 // Both files of a folder tell of some things. Errors: InvalidArgument when tokenizer_config.json
 // has an added token that tokenizer.json lacks or numbers otherwise, or another add_prefix_space
-// (transformers would change the tokenizer, and tokens would differ); flags of added tokens that
-// differ are told in *warnings: those of tokenizer.json are obeyed.
+// (transformers would change the tokenizer, and tokens would differ). Told in *warnings: flags of
+// added tokens that differ (those of tokenizer.json are obeyed), special tokens that tokenizer.json
+// does not add.
 absl::Status CheckAgreement(const TokenizerConfig& config, const Tokenizer& tokenizer,
                             std::vector<std::string>* warnings);
 

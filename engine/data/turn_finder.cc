@@ -114,20 +114,43 @@ absl::StatusOr<TurnFinder::Start> TurnFinder::Begin(size_t index, absl::string_v
       "blocks"));
 }
 
-absl::Status TurnFinder::CheckToolCalls(size_t index, const std::string& upto) const {
+absl::Status TurnFinder::CheckToolCalls(size_t count, size_t index, const std::string& rendered,
+                                        std::vector<std::string>* notices) const {
   const Message& message = conversation_.messages[index];
   if (!message.has_tool_calls) return absl::OkStatus();
-  SOUP_ASSIGN_OR_RETURN(const std::string without, RenderWithoutCalls(index + 1, index));
-  if (without != upto) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(TurnName(index), ": the chat template drops its tool calls"));
+  const auto dropped = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("message ", index + 1, " (", message.role.substr(0, 40),
+                     "): the chat template drops its tool calls", what));
+  };
+  SOUP_ASSIGN_OR_RETURN(const std::string without, RenderWithoutCalls(count, index));
+  if (without == rendered) return dropped("");
+  std::vector<Value> messages;
+  for (size_t i = 0; i < count; ++i) messages.push_back(conversation_.messages[i].value);
+  const size_t calls = CallsOf(message).size();
+  for (size_t call = 0; call < calls; ++call) {
+    for (const CallPart part : {CallPart::kCall, CallPart::kName, CallPart::kArguments}) {
+      if (part == CallPart::kCall && calls == 1) continue;
+      SOUP_ASSIGN_OR_RETURN(Value other, WithOtherCall(message, call, part, sentinel_));
+      if (other.is_none()) continue;
+      messages[index] = std::move(other);
+      const absl::StatusOr<std::string> changed = render_(messages, /*generation_prompt=*/false);
+      if (!changed.ok() || *changed != rendered) continue;
+      if (part == CallPart::kCall)
+        return dropped(absl::StrCat(" in part: it does not write number ", call + 1));
+      notices->push_back(absl::StrCat("record(s) have tool calls whose ",
+                                      part == CallPart::kName ? "name" : "arguments",
+                                      " the chat template does not write"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // `upto`: the conversation up to and with the turn, which begins `full`.
-absl::StatusOr<TurnFinder::Place> TurnFinder::ByPrefixes(size_t index,
-                                                         const std::string& upto) const {
+absl::StatusOr<TurnFinder::Place> TurnFinder::ByPrefixes(size_t index, const std::string& upto,
+                                                         std::vector<std::string>* notices) const {
   const std::string& content = conversation_.messages[index].content;
-  SOUP_RETURN_IF_ERROR(CheckToolCalls(index, upto));
+  SOUP_RETURN_IF_ERROR(CheckToolCalls(index + 1, index, upto, notices));
   // Where what the turn says first shows.
   SOUP_ASSIGN_OR_RETURN(const std::string alone, RenderWith(index + 1, index, sentinel_, true));
   SOUP_ASSIGN_OR_RETURN(const Start start, Begin(index, upto, CommonPrefix(alone, upto)));
@@ -215,23 +238,14 @@ absl::StatusOr<TurnFinder::Turn> TurnFinder::FindTurn(size_t index,
                                                       std::vector<std::string>* notices) const {
   SOUP_ASSIGN_OR_RETURN(const std::string upto, RenderFirst(index + 1, false));
   absl::StatusOr<Place> place =
-      absl::StartsWith(full_, upto) ? ByPrefixes(index, upto) : ByReplacement(index);
+      absl::StartsWith(full_, upto) ? ByPrefixes(index, upto, notices) : ByReplacement(index);
   if (!place.ok()) return place.status();
   return Turn{WithEndToken(index, *place, notices), place->floor};
 }
 
-absl::Status TurnFinder::CheckCallsAreWritten() const {
+absl::Status TurnFinder::CheckCallsAreWritten(std::vector<std::string>* notices) const {
   const size_t count = conversation_.messages.size();
-  for (size_t i = 0; i < count; ++i) {
-    const Message& message = conversation_.messages[i];
-    if (!message.has_tool_calls) continue;
-    SOUP_ASSIGN_OR_RETURN(const std::string without, RenderWithoutCalls(count, i));
-    if (without == full_) {
-      return absl::InvalidArgumentError(absl::StrCat("message ", i + 1, " (",
-                                                     message.role.substr(0, 40),
-                                                     "): the chat template drops its tool calls"));
-    }
-  }
+  for (size_t i = 0; i < count; ++i) SOUP_RETURN_IF_ERROR(CheckToolCalls(count, i, full_, notices));
   return absl::OkStatus();
 }
 
@@ -256,6 +270,12 @@ absl::Status TurnFinder::CheckMarked(const std::vector<MatchSpan>& spans,
       if (place == std::string::npos) continue;
       at = span;
       within = place + message.content.size();
+    }
+    if (place == std::string::npos && texts.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          TurnName(i),
+          ": the chat template marks nothing of the conversation with {% generation %} "
+          "blocks, so there is nothing to train on"));
     }
     if (place == std::string::npos) return Changed(i, full_);
   }

@@ -38,9 +38,9 @@ class TurnFinder {
   using Marked = std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<Value>&)>;
   absl::Status CheckMarked(const std::vector<MatchSpan>& spans, const Marked& marked) const;
 
-  // That the template writes every message's tool calls. Errors: InvalidArgument, naming the first
-  // whose calls it drops.
-  absl::Status CheckCallsAreWritten() const;
+  // That the template writes every message's tool calls; *notices tells of names and arguments that
+  // it leaves out. Errors: InvalidArgument, naming the message and the call that is dropped.
+  absl::Status CheckCallsAreWritten(std::vector<std::string>* notices) const;
 
   // In order. *notices grows.
   absl::StatusOr<std::vector<Turn>> Find(std::vector<std::string>* notices) const;
@@ -55,7 +55,8 @@ class TurnFinder {
   };
 
   absl::StatusOr<Turn> FindTurn(size_t index, std::vector<std::string>* notices) const;
-  absl::StatusOr<Place> ByPrefixes(size_t index, const std::string& upto) const;
+  absl::StatusOr<Place> ByPrefixes(size_t index, const std::string& upto,
+                                   std::vector<std::string>* notices) const;
   absl::StatusOr<Place> ByReplacement(size_t index) const;
   // What follows the content of the last of the first index + 1 messages, if it is a token.
   absl::StatusOr<std::string> LastEndToken(size_t index) const;
@@ -69,7 +70,10 @@ class TurnFinder {
                                          bool alone) const;
   // The first `count` messages without the tool calls of message `index`.
   absl::StatusOr<std::string> RenderWithoutCalls(size_t count, size_t index) const;
-  absl::Status CheckToolCalls(size_t index, const std::string& upto) const;
+  // `rendered`: the first `count` messages. Where the template refuses a call that was changed,
+  // nothing is known of it.
+  absl::Status CheckToolCalls(size_t count, size_t index, const std::string& rendered,
+                              std::vector<std::string>* notices) const;
   absl::Status Changed(size_t index, absl::string_view rendered) const;
   MatchSpan WithEndToken(size_t index, const Place& place, std::vector<std::string>* notices) const;
 

@@ -23,6 +23,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // Three turns, two of them the assistant's.
 constexpr char kThreeTurns[] =
@@ -210,6 +211,73 @@ std::string WithArguments(const char* arguments) {
   return absl::StrReplaceAll(kCallThenAnswer, {{"ARGUMENTS", arguments}});
 }
 
+// Half a call would be trained on.
+TEST(ChatEncoderTest, CallsThatATemplateDropsInPartAreCaught) {
+  const std::string begin =
+      "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}{% if m.tool_calls %}";
+  const std::string end =
+      "{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|turn|>assistant:{% endif %}";
+  const std::string each = "{% for c in m.tool_calls %}";
+  const std::string two =
+      R"({"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"",
+"tool_calls":[{"function":{"name":"f","arguments":{"a":1}}},{"function":{"name":"g","arguments":{}}}]}]})";
+  Chat first(begin + "{{ m.tool_calls[0].function | tojson }}" + end, {});
+  EXPECT_THAT(first.Supervised(two),
+              ElementsAre(HasSubstr("drops its tool calls in part: it does not write number 2")));
+  const struct {
+    const char* calls;
+    const char* what;
+  } cases[] = {
+      {"{{ c.function.name }}", "whose arguments the chat template does not write"},
+      {"{{ c.function.arguments | tojson }}", "whose name the chat template does not write"},
+  };
+  for (const auto& c : cases) {
+    for (const bool train_on_all : {false, true}) {
+      Chat chat(begin + each + c.calls + "{% endfor %}" + end, {}, train_on_all);
+      EXPECT_EQ(chat.Supervised(two).size(), 1u);
+      EXPECT_THAT(chat.notices(), Contains(HasSubstr(c.what)));
+    }
+  }
+  Chat whole(begin + each + "{{ c.function | tojson }}{% endfor %}" + end, {});
+  EXPECT_THAT(
+      whole.Supervised(two),
+      ElementsAre(R"({"name": "f", "arguments": {"a": 1}}{"name": "g", "arguments": {}}<|end|>)"));
+  Chat picky(begin + each +
+                 "{% if c.function.name not in ['f', 'g'] %}{{ raise_exception('no') }}"
+                 "{% endif %}{{ c.function | tojson }}{% endfor %}" +
+                 end,
+             {});
+  EXPECT_THAT(picky.Supervised(two), ElementsAre(HasSubstr("\"g\"")));
+  for (const char* gone : {R"("name":"g",)", R"(,"arguments":{}})"}) {
+    const std::string half = absl::StrReplaceAll(two, {{gone, gone[0] == ',' ? "}" : ""}});
+    EXPECT_THAT(whole.Supervised(half), ElementsAre(HasSubstr("tool call 2 has no '")));
+  }
+}
+
+// A template that tells texts from objects gets the texts, as it would in transformers.
+TEST(ChatEncoderTest, ArgumentsThatAreTextsAreWrittenAsTheyAreWhereTheTemplateKnowsThem) {
+  const std::string begin =
+      "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] "
+      "%}<call>{{ c.function.name }} ";
+  const std::string end =
+      "</call>{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|turn|>assistant:{% "
+      "endif %}";
+  const std::string knows =
+      "{% if c.function.arguments is string %}{{ c.function.arguments }}{% "
+      "else %}{{ c.function.arguments | tojson }}{% endif %}";
+  Chat both(begin + knows + end, {});
+  EXPECT_THAT(both.Supervised(WithArguments(R"("{\"n\":1e2, \"c\":\"\\u00c5\"}")")),
+              ElementsAre(R"(<call>f {"n":1e2, "c":"\u00c5"}</call><|end|>)", "d<|end|>"));
+  EXPECT_THAT(both.Supervised(WithArguments(R"({"n":1e2})")),
+              ElementsAre(R"(<call>f {"n": 100.0}</call><|end|>)", "d<|end|>"));
+  // Encoded once more is not as it is, even where it looks so.
+  Chat json(begin + "{{ c.function.arguments | tojson }}" + end, {});
+  EXPECT_THAT(json.Supervised(WithArguments(R"("{\"n\":1}")")),
+              ElementsAre(R"(<call>f {"n": 1}</call><|end|>)", "d<|end|>"));
+  EXPECT_THAT(json.Supervised(WithArguments(R"("{}")")),
+              ElementsAre("<call>f {}</call><|end|>", "d<|end|>"));
+}
+
 // An empty answer in the place of a call would be trained on.
 TEST(ChatEncoderTest, CallsThatAMarkedTemplateDropsAreCaught) {
   const std::string header =
@@ -224,6 +292,18 @@ TEST(ChatEncoderTest, CallsThatAMarkedTemplateDropsAreCaught) {
                {});
   EXPECT_THAT(outside.Supervised(WithArguments(R"({"a":1})")), ElementsAre("<|end|>", "d<|end|>"));
   EXPECT_THAT(outside.notices(), Contains(HasSubstr("tool calls that stand outside")));
+  // Turns with calls are not marked at all; without calls they would be.
+  const std::string silent =
+      "{% for m in messages %}<|turn|>{{ m.role }}:{% if m.role == 'assistant' and not "
+      "m.tool_calls "
+      "%}{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}{{ m.content }}" +
+      call + "<|end|>{% endif %}{% endfor %}";
+  Chat unmarked(silent, {});
+  EXPECT_THAT(unmarked.Supervised(WithArguments(R"({"a":1})")), ElementsAre("d<|end|>"));
+  EXPECT_THAT(unmarked.notices(), Contains(HasSubstr("tool calls that stand outside")));
+  EXPECT_THAT(unmarked.Supervised(R"({"messages":[{"role":"assistant","content":"",
+"tool_calls":[{"function":{"name":"f","arguments":{}}}]}]})"),
+              ElementsAre(HasSubstr("marks nothing of the conversation")));
   Chat inside(
       header + "{% generation %}" + call + "{{ m.content }}<|end|>{% endgeneration %}" + rest, {});
   EXPECT_THAT(inside.Supervised(WithArguments(R"({"a":1})")),
@@ -269,7 +349,7 @@ TEST(ChatEncoderTest, ArgumentsAreWhatTheTemplateWants) {
   const std::string call = R"({"city": "Oslo"}<|end|>)";
   Chat prints(template_with("c.function.arguments"), {});
   EXPECT_THAT(prints.Supervised(WithArguments(text)), ElementsAre(call, "d<|end|>"));
-  EXPECT_THAT(prints.notices(), IsEmpty());
+  EXPECT_THAT(prints.notices(), Not(Contains(HasSubstr("as Python would"))));
   EXPECT_THAT(prints.Supervised(WithArguments(object)),
               ElementsAre("{'city': 'Oslo'}<|end|>", "d<|end|>"));  // as transformers
   EXPECT_THAT(prints.notices(), Contains(HasSubstr("as Python would")));
@@ -354,7 +434,7 @@ TEST(ChatEncoderTest, SpecialTokensSpelledOutAreTold) {
       chat.Supervised(
           R"({"messages":[{"role":"user","content":"<|im_end|>"},{"role":"assistant","content":"a<|im_end|>b"}]})"),
       ElementsAre("a<|im_end|>b<|im_end|>"));
-  EXPECT_THAT(chat.notices(), Contains(HasSubstr("spells out a special token")));
+  EXPECT_THAT(chat.notices(), Contains(HasSubstr("that spell out a special token")));
 }
 
 // What would be lost or left untrained without a word.

@@ -44,14 +44,22 @@ TEST(TokenizerConfigTest, EveryTokenThatATemplateMayName) {
             R"({"eos_token":"</s>","pad_token":null,"turn_token":"<turn>","add_bos_token":false,
 "extra_special_tokens":{"image_token":{"content":"<image>"},"eos_token":"<not this>"}})");
   dir.Write("special_tokens_map.json",
-            R"({"bos_token":{"content":"<s>"},"eos_token":"<nor this>","pad_token":"<pad>",
+            R"({"bos_token":{"content":"<s>"},"eos_token":"<this>","pad_token":"<pad>",
 "additional_special_tokens":["<a>"]})");
   const auto config = LoadTokenizerConfig(dir.path());
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->special_tokens, (std::map<std::string, std::string>{{"bos_token", "<s>"},
-                                                                        {"eos_token", "</s>"},
+                                                                        {"eos_token", "<this>"},
                                                                         {"image_token", "<image>"},
+                                                                        {"pad_token", "<pad>"},
                                                                         {"turn_token", "<turn>"}}));
+  EXPECT_THAT(config->unnamed_tokens, ElementsAre("<a>"));
+  // With added_tokens_decoder transformers does not look at the other file.
+  dir.Write("tokenizer_config.json", R"({"eos_token":"</s>","added_tokens_decoder":{}})");
+  const auto newer = LoadTokenizerConfig(dir.path());
+  ASSERT_TRUE(newer.ok()) << newer.status();
+  EXPECT_EQ(newer->special_tokens, (std::map<std::string, std::string>{{"eos_token", "</s>"}}));
+  dir.Write("tokenizer_config.json", "{}");
   dir.Write("special_tokens_map.json", "[]");
   EXPECT_THAT(std::string(LoadTokenizerConfig(dir.path()).status().message()),
               HasSubstr("special_tokens_map.json"));
@@ -102,6 +110,25 @@ TEST(TokenizerConfigTest, AddedTokensOfBothFilesMustAgree) {
               HasSubstr("gives id 260"));
   EXPECT_THAT(std::string(check(R"({"900":{"content":"<|new|>"}})", &warnings).message()),
               AllOf(HasSubstr("'<|new|>'"), HasSubstr("lacks")));
+}
+
+// Tokens that transformers would add; here a text that spells them is split.
+TEST(TokenizerConfigTest, SpecialTokensThatTheTokenizerLacksAreTold) {
+  const auto tokenizer = Tokenizer::Create(ReadTestFile("cases/_base/bytes/tokenizer.json"), "t");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  for (const char* config :
+       {R"({"pad_token":"<|x|>"})", R"({"additional_special_tokens":["<|end|>","<|x|>"]})",
+        R"({"extra_special_tokens":[{"content":"<|x|>"}]})",
+        R"({"extra_special_tokens":{"image_token":"<|x|>"}})"}) {
+    std::vector<std::string> warnings;
+    const auto parsed = ParseTokenizerConfig(config);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_TRUE(CheckAgreement(*parsed, **tokenizer, &warnings).ok());
+    EXPECT_THAT(warnings, ElementsAre(HasSubstr("'<|x|>', which is no added token"))) << config;
+  }
+  EXPECT_THAT(
+      std::string(ParseTokenizerConfig(R"({"split_special_tokens":true})").status().message()),
+      HasSubstr("split_special_tokens"));
 }
 
 TEST(TokenizerConfigTest, PrefixSpaceOfBothFilesMustAgree) {
