@@ -162,7 +162,8 @@ absl::StatusOr<TurnFinder::Place> TurnFinder::ByPrefixes(size_t index, const std
   // is, there and nowhere else.
   SOUP_ASSIGN_OR_RETURN(const std::string replaced, RenderWith(index + 1, index, sentinel_, false));
   const std::optional<size_t> at = OnlyPlace(replaced, sentinel_);
-  if (at && *at >= begin &&
+  // A generation prompt may write the content's beginning ("<think>\n"): the rest is what is said.
+  if (at && *at + content.size() >= begin &&
       upto ==
           absl::StrCat(replaced.substr(0, *at), content, replaced.substr(*at + sentinel_.size()))) {
     out.content_end = *at + content.size();

@@ -323,6 +323,20 @@ TEST(ChatEncoderTest, AMarkedTurnWithoutItsEndTokenIsTold) {
   EXPECT_THAT(chat.notices(), Contains(HasSubstr("does not learn to stop")));
 }
 
+// A thinking model's generation prompt opens the block that its answers begin with.
+TEST(ChatEncoderTest, WhatTheGenerationPromptWritesOfAnAnswerIsNotSupervised) {
+  Chat chat(
+      "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}<|end|>{% endfor %}{% if "
+      "add_generation_prompt %}<|turn|>assistant:<think>\n{% endif %}",
+      {});
+  EXPECT_THAT(chat.Supervised(R"({"messages":[{"role":"user","content":"q"},
+{"role":"assistant","content":"<think>\nwell</think>yes"}]})"),
+              ElementsAre("well</think>yes<|end|>"));
+  EXPECT_THAT(chat.Supervised(R"({"messages":[{"role":"user","content":"q"},
+{"role":"assistant","content":"yes"}]})"),
+              ElementsAre(HasSubstr("does not begin the turn with its own generation prompt")));
+}
+
 // As the last turn ends, so must an earlier one: what follows it there may be the next one's
 // header.
 TEST(ChatEncoderTest, TheNextTurnsHeaderIsNoEndToken) {
