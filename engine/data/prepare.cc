@@ -66,6 +66,7 @@ struct OpenSource {
   bool automatic = false;
   RecordDraw held_out;
   SourceCopies copies;
+  int64_t drawn = 0;  // records that are to be trained on
   int64_t previewed = 0;
   SourceReport report;
 };
@@ -94,7 +95,7 @@ class Preparer {
   absl::Status ReadRecords(RecordReader* reader, OpenSource* source);
   absl::Status ReadRecord(const Value& record, const RecordReader& reader, int64_t index,
                           OpenSource* source);
-  absl::Status FixFormat(const Value& record, const std::string& where, OpenSource* source);
+  absl::Status AgreeOnFormat(const Value& record, const std::string& where, OpenSource* source);
   absl::StatusOr<RecordEncoder*> EncoderFor(RecordFormat format);
   absl::Status Keep(EncodedRecord encoded, int64_t index, OpenSource* source);
   absl::Status Write(const std::vector<TokenRecord>& pieces, int64_t copies, Part part,
@@ -199,12 +200,19 @@ absl::Status Preparer::ReadSource(OpenSource source) {
     source.report.reason = absl::StrCat("read as ", FileKindName(reader->kind()), " because ",
                                         reader->kind_reason(), "; ", source.report.reason);
   }
+  if (source.part == Part::kTrain && source.drawn == 0 && source.report.weight > 0) {
+    notices_.AddGeneral(absl::StrCat(source.name, ": its weight ", source.report.weight, " of ",
+                                     source.report.read,
+                                     " record(s) comes to none, so no record of it is trained on; "
+                                     "raise the weight, or leave the file out"));
+  }
   if (source.format) {
     source.report.format = RecordFormatName(*source.format);
     const auto encoder = encoders_.find(*source.format);
     if (encoder != encoders_.end() && !encoder->second->manner().empty())
       absl::StrAppend(&source.report.reason, "; ", encoder->second->manner());
   }
+  if (!source.format) source.report.reason = "no record of it is used";
   report_.dataset.sources.push_back(std::move(source.report));
   return absl::OkStatus();
 }
@@ -218,7 +226,10 @@ absl::Status Preparer::ReadRecords(RecordReader* reader, OpenSource* source) {
     SOUP_ASSIGN_OR_RETURN(const bool more, reader->Next());
     if (!more) break;
     ++source->report.read;
-    if (source->held_out.Holds(index) || source->copies.Of(index) > 0) {
+    const bool held_out = source->held_out.Holds(index);
+    const bool drawn = source->copies.Of(index) > 0;
+    source->drawn += drawn && !held_out ? 1 : 0;
+    if (held_out || drawn) {
       const auto record = reader->Parse();
       const absl::Status status =
           record.ok() ? ReadRecord(*record, *reader, index, source) : record.status();
@@ -235,11 +246,24 @@ absl::Status Preparer::ReadRecords(RecordReader* reader, OpenSource* source) {
 
 // ---- records ----
 
-absl::Status Preparer::FixFormat(const Value& record, const std::string& where,
-                                 OpenSource* source) {
+// What a record of format `auto` is settles the source's format, or has to agree with it. A record
+// that has none is at fault alone (InvalidArgument); one of another format is a mixture, which is
+// the file's fault.
+absl::Status Preparer::AgreeOnFormat(const Value& record, const std::string& where,
+                                     OpenSource* source) {
   const auto detected = DetectRecordFormat(record);
+  const std::string before =
+      source->format ? absl::StrCat("; the records before are ", RecordFormatName(*source->format))
+                     : "";
   if (!detected.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(where, ": ", detected.status().message()));
+    return absl::Status(detected.status().code(),
+                        absl::StrCat(where, ": ", detected.status().message(), before));
+  }
+  if (source->format) {
+    if (*detected == *source->format) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        where, ": a record of format ", RecordFormatName(*detected), before,
+        ". `format: auto` takes one format: sort the records into files of their own"));
   }
   if (source->part == Part::kValidation && train_formats_.count(*detected) == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -267,19 +291,7 @@ absl::StatusOr<RecordEncoder*> Preparer::EncoderFor(RecordFormat format) {
 absl::Status Preparer::ReadRecord(const Value& record, const RecordReader& reader, int64_t index,
                                   OpenSource* source) {
   const std::string where = reader.Where();
-  if (!source->format) {
-    SOUP_RETURN_IF_ERROR(FixFormat(record, where, source));
-  } else if (source->automatic) {
-    const auto format = DetectRecordFormat(record);
-    if (!format.ok() || *format != *source->format) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          where, ": ",
-          format.ok() ? absl::StrCat("a record of format ", RecordFormatName(*format))
-                      : std::string(format.status().message()),
-          "; the records before are ", RecordFormatName(*source->format),
-          ". `format: auto` takes one format: sort the records into files of their own"));
-    }
-  }
+  if (source->automatic) SOUP_RETURN_IF_ERROR(AgreeOnFormat(record, where, source));
   if (source->part == Part::kTrain) train_formats_.insert(*source->format);
   SOUP_ASSIGN_OR_RETURN(RecordEncoder * encoder, EncoderFor(*source->format));
   auto encoded = encoder->Encode(record);
@@ -419,7 +431,8 @@ void Preparer::TellFormats() {
   std::vector<std::string> formats;
   std::string reasons;
   for (const SourceReport& source : report.sources) {
-    if (std::find(formats.begin(), formats.end(), source.format) == formats.end())
+    if (!source.format.empty() &&
+        std::find(formats.begin(), formats.end(), source.format) == formats.end())
       formats.push_back(source.format);
     absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", source.name, ": ", source.reason);
   }

@@ -6,7 +6,7 @@
 // `prompt_completion` {"prompt", "completion"}, `messages` {"messages": [{"role", "content",
 // "tool_calls"?}, ...], "tools"?}, `alpaca` and `sharegpt` (record_conversion.h), `input_ids`
 // (token_record.h). `auto` takes the one that the first record of a file has, says why, and refuses
-// a file that mixes them.
+// a file that mixes them; a record with the keys of none is a bad record.
 //
 // Tokens: text and prompt/completion rows get one BOS (when the tokenizer has one) and one EOS;
 // prompt and completion are tokenised each alone; messages go through the model's own chat template
@@ -88,8 +88,8 @@ struct PreviewRecord {
 struct SourceReport {
   std::string name;
   std::string kind;    // jsonl | json | csv | tsv
-  std::string format;  // what was taken
-  std::string reason;  // and why
+  std::string format;  // what was taken; empty where no record told
+  std::string reason;  // and why, or that no record is used
   double weight = 1;
   int64_t read = 0;                // records in the file
   int64_t records = 0;             // training records made of them, as often as the weight says

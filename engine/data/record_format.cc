@@ -106,9 +106,9 @@ absl::StatusOr<RecordFormat> DetectRecordFormat(const Value& record) {
   for (const Shape& s : Shapes()) {
     if (!HasAll(record, s.required)) continue;
     if (found) {
-      return absl::InvalidArgumentError(absl::StrCat("the record has the keys of both ",
-                                                     RecordFormatName(*found), " and ", s.name,
-                                                     "; say which one is meant with data.format"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("the record has the keys of both ", RecordFormatName(*found), " and ",
+                       s.name, "; say which one is meant with data.format"));
     }
     found = s.format;
   }

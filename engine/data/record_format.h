@@ -21,8 +21,9 @@ std::string KnownRecordFormats();
 // Errors: InvalidArgument (a format that is not supported, by name, with those that are).
 absl::StatusOr<RecordFormat> RecordFormatFromName(absl::string_view name);
 
-// The format whose keys the record has. Errors: InvalidArgument: none (naming the keys, and the
-// format when it is one that is known but not supported) or several.
+// The format whose keys the record has. Errors: InvalidArgument: none, this record's fault (naming
+// the keys, and the format when it is one that is known but not supported); FailedPrecondition:
+// several, which the job has to settle.
 absl::StatusOr<RecordFormat> DetectRecordFormat(const Value& record);
 // Why: "the first record has the keys 'prompt' and 'completion'".
 std::string RecordFormatReason(RecordFormat format);

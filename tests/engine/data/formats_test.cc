@@ -339,6 +339,34 @@ TEST(SourcesTest, WeightsSayHowOftenARecordStands) {
   EXPECT_NE(Texts(s.p()), texts);
 }
 
+TEST(SourcesTest, AWeightThatComesToNoRecordIsTold) {
+  Sources s;
+  s.Add("a.jsonl", Rows("a", 4), 0.01);
+  s.Add("b.jsonl", Rows("b", 4), 1);
+  s.Add("c.jsonl", Rows("c", 4), 0);  // as asked for
+  ASSERT_PREPARED(s.p().RunSources());
+  EXPECT_EQ(s.p().dataset().records, 4);
+  EXPECT_THAT(s.p().dataset().warnings,
+              ElementsAre(AllOf(HasSubstr("a.jsonl: its weight 0.01 of 4 record(s)"),
+                                HasSubstr("no record of it is trained on"))));
+  EXPECT_EQ(s.p().dataset().format, "text");
+  EXPECT_EQ(s.p().dataset().format_reason,
+            "a.jsonl: no record of it is used; b.jsonl: the first record has the key 'text'; "
+            "c.jsonl: no record of it is used");
+
+  s.p().options.train[0].weight = 0.5;
+  ASSERT_PREPARED(s.p().RunSources());
+  EXPECT_EQ(s.p().dataset().records, 6);
+  EXPECT_THAT(s.p().dataset().warnings, IsEmpty());
+
+  // Held out is not trained on.
+  s.p().options.train[0].weight = 0.01;
+  s.p().options.validation_fraction = 0.25;
+  ASSERT_PREPARED(s.p().RunSources());
+  EXPECT_EQ(s.p().dataset().sources[0].validation_records, 1);
+  EXPECT_THAT(s.p().dataset().warnings, ElementsAre(HasSubstr("a.jsonl: its weight 0.01")));
+}
+
 TEST(SourcesTest, EachHasAFormatOfItsOwn) {
   Sources s;
   s.Add("a.jsonl", "{\"text\":\"x\"}\n", 1);

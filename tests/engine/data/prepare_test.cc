@@ -240,6 +240,41 @@ TEST(PrepareTest, AutoRefusesAMixture) {
       AllOf(HasSubstr("keys of both text and prompt_completion"), HasSubstr("data.format")));
 }
 
+// A record that has no format is a bad record; one of another format is a mixture, whatever
+// data.max_errors says.
+TEST(PrepareTest, AutoCountsARecordWithoutAFormatAsABadOne) {
+  const std::string good = "{\"prompt\":\"a\",\"completion\":\"b\"}\n";
+  for (const std::string bad : {"{\"prompt\":\"a\"}\n", "{}\n", "{\"q\":1,\"prompt\":\"a\"}\n",
+                                "{\"question\":\"a\",\"answer\":\"b\"}\n"}) {
+    SCOPED_TRACE(bad);
+    Prepared p;
+    EXPECT_THAT(p.Refusal(good + bad + good), HasSubstr("train.jsonl line 2: no format has the"));
+    EXPECT_THAT(p.Refusal(bad + good), HasSubstr("train.jsonl line 1: no format has the"));
+    p.options.max_bad_records = 1;
+    ASSERT_PREPARED(p.RunText(good + bad + good));
+    EXPECT_EQ(p.dataset().records, 2);
+    EXPECT_EQ(p.dataset().error_records, 1);
+    EXPECT_EQ(p.dataset().format, "prompt_completion");
+    ASSERT_PREPARED(p.RunText(bad + good));
+    EXPECT_EQ(p.dataset().records, 1);
+    EXPECT_EQ(p.dataset().format, "prompt_completion");
+    EXPECT_THAT(p.Refusal(bad + good + bad),
+                AllOf(HasSubstr("2 records cannot be used, more than 1 (data.max_errors)"),
+                      HasSubstr("line 1"), HasSubstr("line 3")));
+  }
+  Prepared p;
+  EXPECT_THAT(p.Refusal(good + "{\"prompt\":\"a\",\"x\":1}\n"),
+              AllOf(HasSubstr("'prompt', 'x'"), HasSubstr("before are prompt_completion"),
+                    Not(HasSubstr("sort the records"))));
+  p.options.max_bad_records = 5;
+  EXPECT_THAT(p.Refusal(good + "{}\n{\"text\":\"a\"}\n"),
+              AllOf(HasSubstr("line 3: a record of format text"), HasSubstr("sort the records")));
+  EXPECT_THAT(p.Refusal(good + "{\"prompt\":\"a\",\"completion\":\"b\",\"text\":\"c\"}\n"),
+              HasSubstr("line 2: the record has the keys of both text and prompt_completion"));
+  EXPECT_THAT(p.Refusal("{}\n{\"a\":1}\n"),
+              AllOf(HasSubstr("no record is left to train on"), HasSubstr("line 2")));
+}
+
 TEST(PrepareTest, OtherFormatsAreRefusedByName) {
   Prepared p;
   EXPECT_THAT(p.Refusal(R"({"prompt":"a","chosen":"b","rejected":"c"})"),
