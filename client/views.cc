@@ -15,8 +15,11 @@ namespace {
 
 using namespace soup::v1;  // NOLINT: every line here speaks of its messages
 
+// What is not finite is told as JSON tells it; "-" is for what is not there.
 std::string Number(double value, int digits) {
-  return std::isnan(value) ? "-" : absl::StrFormat("%.*f", digits, value);
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value < 0 ? "-Infinity" : "Infinity";
+  return absl::StrFormat("%.*f", digits, value);
 }
 
 std::string LossText(double loss) { return Number(loss, 4); }
@@ -65,8 +68,8 @@ std::string StateText(const Job& job, bool color) {
   return color ? Colored(ColorOf(job.state()), text) : text;
 }
 
-double NoLossIfNoStep(const Job& job) {
-  return job.steps_done() > 0 ? job.last_loss() : std::nan("");
+std::string LastLossText(const Job& job) {
+  return job.steps_done() > 0 ? LossText(job.last_loss()) : "-";
 }
 
 }  // namespace
@@ -97,7 +100,7 @@ std::string JobTable(const std::vector<Job>& jobs, int64_t now_unix_ms, bool col
     std::string message = Printable(job.message());
     if (DisplayWidth(message) > 60) message = absl::StrCat(CutToWidth(message, 59), "…");
     table.Add({job.id(), Printable(job.spec().name()), StateText(job, color),
-               StepsText(job.steps_done(), job.steps_total()), LossText(NoLossIfNoStep(job)),
+               StepsText(job.steps_done(), job.steps_total()), LastLossText(job),
                Printable(job.user()), HumanAge(job.created_unix_ms(), now_unix_ms), message});
   }
   return table.Render(color);

@@ -117,6 +117,15 @@ void DaemonOrchestrator::HandleStepDone(const soup::worker::v1::StepDone& m) {
 void DaemonOrchestrator::HandleValidationDone(const soup::worker::v1::ValidationDone& m) {
   Job* job = Find(m.job_id());
   if (job == nullptr || !job->held_step.has_value() || job->held_step->step() != m.step()) return;
+  if (!m.warning().empty()) {
+    JobUpdate update;
+    update.add_warnings.push_back(m.warning());
+    LogOf(job->id, m.warning());
+    const absl::Status written = parts_.store->UpdateJob(job->id, update);
+    if (!written.ok()) {
+      SOUP_LOG(kWarn, "jobs") << job->id << ": " << written.message();
+    }
+  }
   job->held_step->set_has_validation_loss(true);
   job->held_step->set_validation_loss(m.loss());
   Publish(job, *job->held_step);

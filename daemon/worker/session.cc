@@ -391,6 +391,7 @@ void Session::TellSteps(const engine::PassResult& result) {
     m.mutable_validation_done()->set_job_id(validation.job_id);
     m.mutable_validation_done()->set_step(validation.step);
     m.mutable_validation_done()->set_loss(validation.loss);
+    m.mutable_validation_done()->set_warning(validation.warning);
     Send(m);
   }
   for (const engine::JobFaultInfo& fault : result.faults)

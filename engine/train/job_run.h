@@ -123,6 +123,8 @@ class JobRun {
 
 // "step 7 was not applied: ..., records 3, 9".
 std::string SkippedWarning(const StepStats& stats);
+// "validation after step 7: ...". `records`: those with a loss that is not finite, from 0.
+std::string ValidationWarning(int64_t step, const std::vector<int32_t>& records);
 
 // StepStats as the bytes that a mirror and a checkpoint carry, and back. NaN stays NaN.
 std::string EncodeStepStats(const StepStats& stats);

@@ -24,21 +24,29 @@ int64_t Integer(const nlohmann::json& j, const char* key) {
   return it != j.end() && it->is_number_integer() ? it->get<int64_t>() : 0;
 }
 
+// "training records 3, 9, counted from 1"
+std::string RecordList(absl::string_view part, const std::vector<int32_t>& records) {
+  std::string out = absl::StrCat(part, " record", records.size() == 1 ? " " : "s ");
+  const size_t shown = std::min<size_t>(records.size(), 8);
+  for (size_t i = 0; i < shown; ++i) absl::StrAppend(&out, i == 0 ? "" : ", ", records[i] + 1);
+  if (shown < records.size()) absl::StrAppend(&out, " and ", records.size() - shown, " more");
+  return absl::StrCat(out, ", counted from 1");
+}
+
 }  // namespace
 
 std::string SkippedWarning(const StepStats& s) {
-  std::string records;
-  const size_t shown = std::min<size_t>(s.skipped_records.size(), 8);
-  for (size_t i = 0; i < shown; ++i) {
-    absl::StrAppend(&records, i == 0 ? "" : ", ", s.skipped_records[i] + 1);
-  }
-  if (shown < s.skipped_records.size()) {
-    absl::StrAppend(&records, " and ", s.skipped_records.size() - shown, " more");
-  }
   return absl::StrCat("step ", s.step, " was not applied: its ",
-                      std::isfinite(s.loss) ? "gradient" : "loss",
-                      " is not finite (training record", s.skipped_records.size() == 1 ? " " : "s ",
-                      records, ", counted from 1); weights and moments are as before it");
+                      std::isfinite(s.loss) ? "gradient" : "loss", " is not finite (",
+                      RecordList("training", s.skipped_records),
+                      "); weights and moments are as before it");
+}
+
+std::string ValidationWarning(int64_t step, const std::vector<int32_t>& records) {
+  return absl::StrCat(
+      "validation after step ", step, ": the loss is not finite",
+      records.empty() ? "" : absl::StrCat(" (", RecordList("validation", records), ")"),
+      "; lower training.learning_rate, or mend what the base or the data holds");
 }
 
 std::string EncodeStepStats(const StepStats& s) {

@@ -138,6 +138,7 @@ struct ValidationStats {
   double loss = 0;  // mean over all validation targets
   int64_t tokens = 0;
   int64_t supervised_tokens = 0;
+  std::string warning;  // of a loss that is not finite
 };
 struct JobFaultInfo {
   std::string job_id;

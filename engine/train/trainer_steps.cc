@@ -143,6 +143,9 @@ void Trainer::Rep::FinishValidation(const PassShare& share, PassResult& result) 
   stats.loss = progress.loss_sum / static_cast<double>(share.targets);
   stats.tokens = progress.stats.tokens;
   stats.supervised_tokens = progress.stats.supervised_tokens;
+  if (!std::isfinite(stats.loss)) {
+    stats.warning = ValidationWarning(stats.step, progress.bad_records);
+  }
   progress = StepProgress();
   result.validations.push_back(std::move(stats));
 }

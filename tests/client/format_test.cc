@@ -4,6 +4,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "client/doctor.h"
@@ -126,8 +127,33 @@ TEST(ViewsTest, AStepOnOneLine) {
             "12m 03s");
   step.set_loss(std::nan(""));
   step.set_skipped(true);
-  EXPECT_THAT(StepLine(step, 0, -1), HasSubstr("step 12  loss -"));
+  EXPECT_THAT(StepLine(step, 0, -1), HasSubstr("step 12  loss NaN  grad"));
   EXPECT_THAT(StepLine(step, 0, -1), HasSubstr("SKIPPED"));
+}
+
+// "-" is a step without validation, not one whose loss is no number.
+TEST(ViewsTest, AValidationLossThatIsNotFiniteIsTold) {
+  soup::v1::StepRecord step;
+  step.set_step(3);
+  step.set_loss(1.5);
+  EXPECT_THAT(StepLine(step, 0, -1), Not(HasSubstr("val")));
+  EXPECT_THAT(StepTable({step}, false), HasSubstr(" 1.5000           -  "));
+  step.set_has_validation_loss(true);
+  step.set_validation_loss(std::nan(""));
+  EXPECT_THAT(StepLine(step, 0, -1), HasSubstr("  val NaN  "));
+  EXPECT_THAT(StepTable({step}, false), HasSubstr(" 1.5000         NaN  "));
+  step.set_validation_loss(std::numeric_limits<double>::infinity());
+  EXPECT_THAT(StepLine(step, 0, -1), HasSubstr("  val Infinity  "));
+  EXPECT_THAT(StepTable({step}, false), HasSubstr(" 1.5000    Infinity  "));
+}
+
+TEST(ViewsTest, AJobWithoutAStepHasNoLoss) {
+  soup::v1::Job job = SomeJob();
+  job.set_last_loss(std::nan(""));
+  job.set_steps_done(0);
+  EXPECT_THAT(JobTable({job}, 1'900'000'300'000, false), Not(HasSubstr("NaN")));
+  job.set_steps_done(3);
+  EXPECT_THAT(JobTable({job}, 1'900'000'300'000, false), HasSubstr("NaN"));
 }
 
 TEST(ViewsTest, PreviewMarksWhatCounts) {

@@ -74,6 +74,58 @@ TEST(FaultsTest, APoisonedBaseOrRecordNeverMakesAPoisonedAdapter) {
   }
 }
 
+// Writes bf16 values over those of a tensor, from element `first` on, each `step` from the last.
+void Overwrite(const std::string& safetensors, const std::string& name, int64_t first, int64_t step,
+               int64_t count, uint16_t bits) {
+  auto file = engine::SafetensorsFile::Open(safetensors);
+  ASSERT_TRUE(file.ok()) << file.status();
+  for (const engine::TensorInfo& tensor : (*file)->tensors()) {
+    if (tensor.name != name) continue;
+    std::fstream out(safetensors, std::ios::in | std::ios::out | std::ios::binary);
+    for (int64_t i = 0; i < count; ++i) {
+      ASSERT_LT(first + i * step, tensor.elements());
+      out.seekp(tensor.offset + 2 * (first + i * step));
+      out.write(reinterpret_cast<const char*>(&bits), sizeof(bits));
+    }
+    return;
+  }
+  FAIL() << safetensors << " has no " << name;
+}
+
+// Weights that are finite, so that the import takes them, and in which token 7 alone overflows: no
+// other token has a part in the column that the first norm makes huge.
+TEST(FaultsTest, AValidationLossThatIsNotFiniteIsAWarningOfItsJob) {
+  Harness h;
+  const std::string base = h.dir() + "/huge";
+  std::filesystem::copy(TestData("cases/15-nan-poison/base"), base);
+  constexpr int64_t kVocab = 264, kHidden = 32, kColumn = 5, kToken = 7;
+  const std::string weights = base + "/model.safetensors";
+  Overwrite(weights, "model.embed_tokens.weight", kColumn, kHidden, kVocab, 0);
+  Overwrite(weights, "model.embed_tokens.weight", kToken * kHidden + kColumn, 1, 1, 0x3f80);  // 1
+  Overwrite(weights, "model.layers.0.input_layernorm.weight", kColumn, 1, 1, 0x6408);  // 1e22
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec =
+      h.Spec("held", ReadFileOrEmpty(TestData("cases/15-nan-poison/neighbour.jsonl")), base);
+  *spec.mutable_data()->mutable_validation_file() =
+      h.Upload("poison.jsonl", ReadFileOrEmpty(TestData("cases/15-nan-poison/train.jsonl")));
+  spec.mutable_training()->set_epochs(2);
+  const Job job = h.Submit(spec);
+  const Job ended = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  ASSERT_EQ(ended.state(), soup::v1::SUCCEEDED) << ended.message();
+  int told = 0;
+  for (const auto& step : h.Steps(job.id())) {
+    EXPECT_FALSE(step.skipped());
+    if (!step.has_validation_loss()) continue;
+    EXPECT_TRUE(std::isnan(step.validation_loss()));
+    ++told;
+    EXPECT_THAT(
+        ended.warnings(),
+        Contains(HasSubstr(absl::StrCat("validation after step ", step.step(),
+                                        ": the loss is not finite (validation record 8,"))));
+  }
+  EXPECT_EQ(told, 2) << "one an epoch";
+}
+
 // A rate that throws the weights so far that no loss is finite any more: the run says so and ends.
 TEST(FaultsTest, ADivergedRunEndsAndSaysSo) {
   Harness h;

@@ -107,6 +107,40 @@ TEST(Trainer, AStepThatIsNotFiniteIsNotApplied) {
   EXPECT_TRUE(SameBits(Snapshot(*alone.trainer, "good"), Snapshot(*e.trainer, "good")));
 }
 
+TEST(Trainer, AValidationLossThatIsNotFiniteIsTold) {
+  const PoisonedBase poisoned(0);
+  Engine e = MakeEngine(poisoned.base());
+  JobSetup setup = PoisonableJob("bad", true);
+  std::vector<TokenRecord> records;
+  for (int64_t i = 0; i < setup.dataset->train_records(); ++i) {
+    const RecordView view = setup.dataset->train(i);
+    records.push_back(
+        {{view.ids.begin(), view.ids.end()}, {view.supervised.begin(), view.supervised.end()}});
+  }
+  const std::vector<TokenRecord> good(records.begin(), records.end() - 1);
+  setup.dataset = PreparedDataset::FromRecords(good, records);
+  setup.shape.lengths = setup.dataset->TrainLengths();
+  setup.shape.validation_lengths = setup.dataset->ValidationLengths();
+  ASSERT_TRUE(e.trainer->OpenJob(setup).ok());
+  EXPECT_FALSE(RunStep(*e.trainer, "bad", 1, kLeast).skipped);
+  auto result = e.trainer->RunPass(One("bad", 1, true));
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(result->validations.size(), 1u);
+  EXPECT_FALSE(std::isfinite(result->validations[0].loss));
+  EXPECT_THAT(result->validations[0].warning,
+              HasSubstr("validation after step 1: the loss is not finite (validation record 8,"));
+
+  JobSetup clean = setup;
+  clean.job_id = "clean";
+  clean.dataset = PreparedDataset::FromRecords(good, good);
+  clean.shape.validation_lengths = clean.dataset->ValidationLengths();
+  ASSERT_TRUE(e.trainer->OpenJob(clean).ok());
+  result = e.trainer->RunPass(One("clean", 0, true));
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(std::isfinite(result->validations.at(0).loss));
+  EXPECT_EQ(result->validations.at(0).warning, "");
+}
+
 TEST(Trainer, DataThatCannotBeRunFaultsItsJobOnly) {
   Engine e = MakeEngine(TinyBase());
   RandomJob random;
