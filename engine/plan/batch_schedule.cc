@@ -206,8 +206,8 @@ absl::StatusOr<BatchSchedule> BatchSchedule::Create(std::vector<int32_t> lengths
   if (params.max_steps > 0) schedule.steps_ = std::min(schedule.steps_, params.max_steps);
   if (schedule.steps_ < 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat(params.epochs, " epochs of ", n, " records hold no record; ask for at least ",
-                     0.5 / static_cast<double>(n), " epochs, or for max_steps"));
+        absl::StrCat(params.epochs, " epochs of ", n, " records hold no record; ask for ",
+                     1 / static_cast<double>(n), " epochs (one record) or more"));
   }
   schedule.FindLargest();
   return schedule;

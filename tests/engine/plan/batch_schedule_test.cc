@@ -23,7 +23,9 @@ namespace soup::engine {
 namespace {
 
 using ::soup::testing::SeededRng;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(PhiloxTest, KnownAnswersOfRandom123) {
   EXPECT_THAT(Philox4x32({0, 0, 0, 0}, {0, 0}),
@@ -478,7 +480,16 @@ TEST(BatchScheduleTest, BadInputIsRefusedByName) {
   EXPECT_THAT(message({3, 0}, {}), HasSubstr("record 1 has 0 tokens"));
   EXPECT_THAT(message({3, 9}, {.packing = true, .micro_batch_tokens = 8}),
               HasSubstr("record 1 has 9 tokens, more than the 8"));
-  EXPECT_THAT(message({3, 3, 3}, {.epochs = 0.01}), HasSubstr("hold no record"));
+  // max_steps makes a run shorter, never longer.
+  EXPECT_THAT(message({3, 3, 3}, {.epochs = 0.01, .max_steps = 2}),
+              AllOf(HasSubstr("hold no record; ask for 0.333333 epochs (one record) or more"),
+                    Not(HasSubstr("max_steps"))));
+  for (size_t n = 1; n < 300; ++n) {  // what it asks for is told with six digits, and has to do
+    const std::vector<int32_t> lengths(n, 3);
+    const std::string said = message(lengths, {.epochs = 0.001});
+    const double told = std::stod(said.substr(said.find("ask for ") + 8));
+    EXPECT_TRUE(BatchSchedule::Create(lengths, {.epochs = told}).ok()) << said;
+  }
 }
 
 }  // namespace
