@@ -134,7 +134,9 @@ int RunCli(int argc, const char* const* argv) {
   cli.terminal.set_quiet(cli.quiet);
   const absl::Status status = cli.action();
   if (!status.ok() && !status.message().empty()) {
-    cli.terminal.Error(absl::StrCat(cli.terminal.Err(Color::kRed, "soupctl: "), status.message()));
+    // Messages of jobs, names of files and words of job files are in it.
+    cli.terminal.Error(
+        absl::StrCat(cli.terminal.Err(Color::kRed, "soupctl: "), PrintableLines(status.message())));
   }
   if (!cli.terminal.Flush() && status.ok()) {
     cli.terminal.Error("soupctl: standard output could not be written");

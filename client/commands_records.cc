@@ -69,14 +69,18 @@ absl::Status RunLogs(Cli* cli, const LogFlags& flags) {
   SOUP_ASSIGN_OR_RETURN(Api * api, cli->GetApi());
   SOUP_ASSIGN_OR_RETURN(Job job, api->Get(flags.job));
   int64_t offset = 0;
-  const auto print = [cli](const std::string& data) { cli->terminal.Print(data); };
+  // To a file or a pipe as it is; a terminal would obey what a record holds.
+  const auto print = [cli](absl::string_view data) {
+    if (cli->terminal.out_is_terminal()) return cli->terminal.Print(PrintableLines(data));
+    cli->terminal.Print(data);
+  };
   if (flags.tail >= 0) {
     std::string text;
     SOUP_RETURN_IF_ERROR(ReadLog(api, job.id(), &offset, [&](const std::string& data) {
       text += data;
       if (text.size() > 2 * kMaxTailBytes) text.erase(0, text.size() - kMaxTailBytes);
     }));
-    cli->terminal.Print(Tail(text, flags.tail));
+    print(Tail(text, flags.tail));
   } else {
     SOUP_RETURN_IF_ERROR(ReadLog(api, job.id(), &offset, print));
   }

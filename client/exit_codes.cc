@@ -6,6 +6,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/terminal.h"
 
 namespace soup::client {
 namespace {
@@ -54,7 +55,8 @@ absl::Status FromGrpc(const grpc::Status& status, absl::string_view doing) {
     message = absl::StrCat("soupd answered ", absl::StatusCodeToString(ToAbsl(status.error_code())),
                            " without a message");
   }
-  absl::Status out(ToAbsl(status.error_code()), absl::StrCat(doing, ": ", message));
+  // Errors of data quote it.
+  absl::Status out(ToAbsl(status.error_code()), absl::StrCat(doing, ": ", PrintableLines(message)));
   out.SetPayload(kRemoteUrl, absl::Cord("1"));
   return out;
 }

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 namespace soup::client {
 namespace {
@@ -109,6 +111,12 @@ bool Terminal::Flush() { return fflush(out_) == 0 && ferror(out_) == 0; }
 std::string Colored(Color color, absl::string_view text) {
   if (color == Color::kNone) return std::string(text);
   return absl::StrCat(Sequence(color), text, "\x1b[0m");
+}
+
+std::string PrintableLines(absl::string_view text) {
+  return absl::StrJoin(
+      absl::StrSplit(text, '\n'), "\n",
+      [](std::string* out, absl::string_view line) { out->append(Printable(line)); });
 }
 
 std::string Printable(absl::string_view text) {

@@ -28,7 +28,7 @@ class Terminal {
   int columns() const;
   int rows() const;
 
-  // Data: text as it is, on stdout.
+  // Data: text as it is, on stdout. Text of others goes through Printable first.
   void Print(absl::string_view text);
   // Chatter: one line on stderr; nothing with --quiet.
   void Say(absl::string_view line);
@@ -57,6 +57,8 @@ class Terminal {
 std::string Colored(Color color, absl::string_view text);
 // Text of others (job names, messages, paths) without bytes that a terminal would obey.
 std::string Printable(absl::string_view text);
+// The same of a text of several lines: its line breaks stay.
+std::string PrintableLines(absl::string_view text);
 // Columns that `text` takes: its code points, colour sequences not counted.
 size_t DisplayWidth(absl::string_view text);
 // The first `columns` code points.

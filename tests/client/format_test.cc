@@ -97,6 +97,7 @@ TEST(FormatTest, TablesAlignAndHaveNoColourUnlessAsked) {
 TEST(FormatTest, TextOfOthersCannotCommandTheTerminal) {
   EXPECT_EQ(Printable("a\x1b[31mb\x07\x7f"), "a\\x1b[31mb\\x07\\x7f");
   EXPECT_EQ(Printable("é\xC2\x9Bx\nz"), "é\\x9bx z");
+  EXPECT_EQ(PrintableLines("\x1b[1ma\r\n\nb\tc\n"), "\\x1b[1ma\\x0d\n\nb c\n");
   const std::string details = JobDetails(SomeJob(), false);
   EXPECT_THAT(details, Not(HasSubstr("\x1b")));
   EXPECT_THAT(details, HasSubstr("line one \"quoted\""));

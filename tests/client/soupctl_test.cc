@@ -321,6 +321,41 @@ TEST_F(SoupctlTest, OnATerminalThereIsOneLiveLineAndColour) {
   EXPECT_THAT(Run({"list"}).out, Not(HasSubstr("\x1b")));
 }
 
+// Errors, warnings and logs quote what records hold.
+TEST_F(SoupctlTest, TextOfDataCannotCommandTheTerminal) {
+  Serve();
+  const std::string evil = "no format has the record's keys ('\x1b[31mprompt\xC2\x9B')";
+  const std::string shown = "no format has the record's keys ('\\x1b[31mprompt\\x9b')";
+  soup_.AddJob("j1", "n", soup::v1::FAILED);
+  soup_.AddEvent("j1", soup::v1::FAILED, evil, soup::v1::DATA);
+  soup::v1::Job job = soup_.GetJob("j1");
+  job.add_warnings(evil);
+  soup_.SetJob(job);
+  const std::vector<std::vector<std::string>> calls = {{"watch", "j1"}, {"get", "j1"}, {"list"}};
+  for (const auto& call : calls) {
+    const Ended e = Run(call);
+    EXPECT_THAT(e.out + e.err, HasSubstr(call[0] == "list" ? "no format has" : shown)) << call[0];
+    EXPECT_THAT(e.out + e.err, Not(HasSubstr("\x1b"))) << call[0];
+  }
+  const std::string id = "j\x1b[31m2";  // its log tells it
+  AddDoneJob(id);
+  EXPECT_THAT(Run({"logs", id}).out, HasSubstr(id)) << "bytes as they are, off a terminal";
+  soup_.WithFaults(
+      [&](auto& f) { f.every_call = grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, evil); });
+  const Ended e = Run({"data", "preview", "job.yaml"});
+  EXPECT_NE(e.code, 0);
+  EXPECT_THAT(e.err, HasSubstr(shown));
+  EXPECT_THAT(e.err, Not(HasSubstr("\x1b")));
+  soup_.WithFaults([](auto& f) { f.every_call = grpc::Status::OK; });
+  options_.terminal = true;
+  const std::vector<std::vector<std::string>> logs = {{"logs", id}, {"logs", id, "--tail", "9"}};
+  for (const auto& call : logs) {
+    const std::string log = Run(call).out;
+    EXPECT_THAT(log, HasSubstr("first line of j\\x1b[31m2"));
+    EXPECT_THAT(log, HasSubstr("second\r\nthird"));
+  }
+}
+
 TEST_F(SoupctlTest, AFullStdoutIsAnError) {
   Serve();
   AddDoneJob("j1");
