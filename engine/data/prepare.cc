@@ -8,8 +8,10 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/dataset.h"
@@ -370,6 +372,28 @@ absl::Status Preparer::Write(const std::vector<TokenRecord>& pieces, int64_t cop
   return absl::OkStatus();
 }
 
+// The text of each token. A character whose bytes lie in several tokens stands at the last of them,
+// and nothing at the others; bytes that come to no character are U+FFFD.
+std::vector<std::string> TextOfEach(const Tokenizer& tokenizer, absl::Span<const int32_t> ids) {
+  constexpr size_t kLongestRun = 16;  // tokens
+  const auto whole = [](absl::string_view s) { return !absl::StrContains(s, "\xef\xbf\xbd"); };
+  std::vector<std::string> out(ids.size());
+  for (size_t i = 0; i < ids.size();) {
+    std::string text = tokenizer.Decode(ids.subspan(i, 1));
+    size_t taken = 1;
+    const size_t longest = std::min(kLongestRun, ids.size() - i);
+    for (size_t n = 2; !whole(text) && n <= longest; ++n) {
+      std::string run = tokenizer.Decode(ids.subspan(i, n));
+      if (!whole(run)) continue;
+      text = std::move(run);
+      taken = n;
+    }
+    out[i + taken - 1] = std::move(text);
+    i += taken;
+  }
+  return out;
+}
+
 void Preparer::Preview(const std::vector<TokenRecord>& pieces, bool truncated, OpenSource* source) {
   const TokenRecord& shown = pieces.front();
   PreviewRecord out;
@@ -377,9 +401,9 @@ void Preparer::Preview(const std::vector<TokenRecord>& pieces, bool truncated, O
   out.line = shown.line;
   out.truncated = truncated;
   out.pieces = static_cast<int32_t>(pieces.size());
+  std::vector<std::string> texts = TextOfEach(*tokenizer_, shown.ids);
   for (size_t i = 0; i < shown.ids.size(); ++i) {
-    const int32_t id = shown.ids[i];
-    out.tokens.push_back({id, tokenizer_->Decode({id}), shown.supervised[i] != 0});
+    out.tokens.push_back({shown.ids[i], std::move(texts[i]), i > 0 && shown.supervised[i] != 0});
   }
   report_.preview.push_back(std::move(out));
   ++source->previewed;

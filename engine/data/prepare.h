@@ -72,8 +72,10 @@ struct PrepareOptions {
 
 struct PreviewToken {
   int32_t id = 0;
-  std::string text;  // as decoded alone; U+FFFD stands for bytes that are no whole character
-  bool supervised = false;
+  // As decoded alone; a character of several tokens stands at its last, with nothing at the others;
+  // U+FFFD stands for bytes that come to no character.
+  std::string text;
+  bool supervised = false;  // a target: never the first of the record
 };
 
 struct PreviewRecord {

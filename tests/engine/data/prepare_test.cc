@@ -387,9 +387,43 @@ TEST(PrepareTest, PreviewAndHistogram) {
   EXPECT_EQ(shown.tokens[0].text, "<|bos|>");
   EXPECT_EQ(shown.tokens[1].text, "a");
   EXPECT_FALSE(shown.tokens[1].supervised);
-  EXPECT_EQ(shown.tokens[2].text, "\xef\xbf\xbd");  // half of a character
+  EXPECT_EQ(shown.tokens[2].text, "");  // half of a character
+  EXPECT_EQ(shown.tokens[3].text, "\xc3\xa9");
   EXPECT_TRUE(shown.tokens[4].supervised);
   EXPECT_THAT(p.report.length_histogram, ElementsAre(0, 0, 2));  // lengths 5 and 4
+}
+
+// What is shown as supervised is what is counted: the first token of a record is no target.
+TEST(PrepareTest, ThePreviewShowsTargets) {
+  Prepared p;
+  p.options.preview_records = 5;
+  ASSERT_PREPARED(p.RunText("{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"));
+  int64_t supervised = 0;
+  for (const PreviewRecord& record : p.report.preview) {
+    EXPECT_FALSE(record.tokens[0].supervised);
+    for (const PreviewToken& token : record.tokens) supervised += token.supervised ? 1 : 0;
+  }
+  EXPECT_EQ(supervised, p.dataset().supervised_tokens);
+  EXPECT_EQ(supervised, 5);  // ab, c and two ends
+}
+
+TEST(PrepareTest, ThePreviewShowsCharactersOnceTheyAreWhole) {
+  const auto shown = [](Prepared& p, const std::string& text) {
+    const auto status = p.RunText(absl::StrCat("{\"text\":\"", text, "\"}\n"));
+    std::vector<std::string> out;
+    if (!status.ok()) return out;
+    for (const PreviewToken& token : p.report.preview[0].tokens) out.push_back(token.text);
+    return out;
+  };
+  Prepared p;
+  p.options.preview_records = 1;
+  EXPECT_THAT(shown(p, "a\xe6\x97\xa5\xf0\x9f\x98\x80z"),
+              ElementsAre("<|bos|>", "a", "", "", "\xe6\x97\xa5", "", "", "", "\xf0\x9f\x98\x80",
+                          "z", "<|end|>"));
+  // Cut within a character: its bytes come to none.
+  p.options.max_length = 4;
+  EXPECT_THAT(shown(p, "a\xe6\x97\xa5"),
+              ElementsAre("<|bos|>", "a", "\xef\xbf\xbd", "\xef\xbf\xbd"));
 }
 
 TEST(PrepareTest, ReportOnlyWritesNothing) {
