@@ -166,7 +166,10 @@ std::string JobDetails(const Job& job, bool color) {
   if (job.attempts() > 1) lines.Add("attempts", absl::StrCat(job.attempts()));
   lines.Add("output", Printable(spec.output()));
   for (const std::string& warning : job.warnings()) lines.Add("warning", Printable(warning));
-  for (const std::string& w : job.dataset().warnings()) lines.Add("warning", Printable(w));
+  const auto& told = job.warnings();  // most of the dataset's are there, too
+  for (const std::string& w : job.dataset().warnings()) {
+    if (std::find(told.begin(), told.end(), w) == told.end()) lines.Add("warning", Printable(w));
+  }
   return lines.Render();
 }
 
@@ -333,10 +336,10 @@ std::string SourcesTable(const DatasetReport& report, bool color) {
   Table table({"FILE", "KIND", "FORMAT", ">WEIGHT", ">READ", ">BAD", ">TRAINED ON", ">HELD OUT",
                ">TOKENS"});
   for (const auto& s : report.sources()) {
-    table.Add({Printable(s.name()), s.kind(), s.format(), ExactReal(s.weight()),
-               absl::StrCat(s.read_records()), absl::StrCat(s.error_records()),
-               absl::StrCat(s.records()), absl::StrCat(s.validation_records()),
-               absl::StrCat(s.tokens())});
+    table.Add({Printable(s.name()), s.kind(), s.format().empty() ? "-" : s.format(),
+               ExactReal(s.weight()), absl::StrCat(s.read_records()),
+               absl::StrCat(s.error_records()), absl::StrCat(s.records()),
+               absl::StrCat(s.validation_records()), absl::StrCat(s.tokens())});
   }
   return absl::StrCat("\n", table.Render(color));
 }

@@ -148,6 +148,17 @@ TEST(ViewsTest, AValidationLossThatIsNotFiniteIsTold) {
   EXPECT_THAT(StepTable({step}, false), HasSubstr(" 1.5000    Infinity  "));
 }
 
+TEST(ViewsTest, AWarningIsToldOnce) {
+  soup::v1::Job job = SomeJob();
+  job.add_warnings("a.jsonl: seen");
+  job.mutable_dataset()->add_warnings("a.jsonl: seen");
+  job.mutable_dataset()->add_warnings("a.jsonl: other");
+  const std::string details = JobDetails(job, false);
+  EXPECT_THAT(details, HasSubstr("a.jsonl: other"));
+  EXPECT_EQ(details.find("a.jsonl: seen"), details.rfind("a.jsonl: seen"));
+  EXPECT_THAT(details, HasSubstr("a.jsonl: seen"));
+}
+
 TEST(ViewsTest, AJobWithoutAStepHasNoLoss) {
   soup::v1::Job job = SomeJob();
   job.set_last_loss(std::nan(""));
@@ -201,7 +212,7 @@ TEST(ViewsTest, PreviewTellsFilesLengthsAndPacking) {
   const std::string text = PreviewText(reply, false);
   EXPECT_THAT(text, HasSubstr("1 cut to max_length, 2 split, 7 not used (3 bad, 4 too long)"));
   EXPECT_THAT(text, HasSubstr("b.csv line 3: 0 tokens, 0 supervised, the first of 4 pieces"));
-  EXPECT_THAT(text, HasSubstr("1234"));
+  EXPECT_THAT(text, HasSubstr("a.jsonl  csv   -          0.5  1234"));
   EXPECT_THAT(text, HasSubstr("15 records in 12 micro-batches of the first 10 steps; 98.0% of the "
                               "rows are tokens (padding between records 0, bucket tails 2.0%)"));
   EXPECT_THAT(text, HasSubstr("supervised: 25.0% of the tokens"));
