@@ -2,7 +2,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -98,8 +101,16 @@ absl::StatusOr<Context> FindContext(const std::string& flag) {
       absl::StrCat("there is no context \"", name, "\" in ", path, "; see: soupctl context list"));
 }
 
+// A token may come by a pipe: --token-file <(pass show soup).
+absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_fifo(path, error)) return engine::RealFileSystem().ReadFile(path);
+  std::ifstream in(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
 absl::StatusOr<std::string> ReadToken(const std::string& path, const std::string& from) {
-  absl::StatusOr<std::string> text = engine::RealFileSystem().ReadFile(path);
+  absl::StatusOr<std::string> text = ReadFileOrPipe(path);
   if (!text.ok()) {
     return ErrorWithExitCode(ExitCode::kAuth,
                              absl::StrCat("token file (", from, "): ", text.status().message()));

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -52,6 +53,18 @@ bool Wait(absl::Duration wait, Cancellation* cancel, absl::Time deadline) {
   const bool cancelled = woken.WaitForNotificationWithTimeout(wait);
   cancel->SetWaker(nullptr);
   return !cancelled;
+}
+
+PrepareReply ReplyOfSilence(const PrepareRunnerOptions& options) {
+  PrepareReply reply;
+  reply.set_ok(false);
+  reply.set_reason(soup::v1::INVALID_INPUT);
+  reply.set_error(absl::StrCat(
+      "the process that prepares the data gave no sign of life for ",
+      absl::FormatDuration(options.silence_limit),
+      " and was ended: the disk or network that holds the base or the data does not answer; see "
+      "that their files can be read, then submit the job anew"));
+  return reply;
 }
 
 // A child that ended without a reply, told as one.
@@ -116,9 +129,12 @@ absl::StatusOr<PrepareReply> PrepareRunner::RunOnce(
   absl::Cleanup unhook = [cancel] { cancel->SetWaker(nullptr); };
 
   absl::Status status = link.Send(request);
+  bool silent = false;
   while (status.ok()) {
-    absl::StatusOr<Frame> frame = link.Receive(deadline);
+    const absl::Time patience = absl::Now() + options_.silence_limit;
+    absl::StatusOr<Frame> frame = link.Receive(std::min(deadline, patience));
     if (!frame.ok()) {
+      silent = absl::IsDeadlineExceeded(frame.status()) && patience < deadline;
       status = frame.status();
       break;
     }
@@ -136,10 +152,11 @@ absl::StatusOr<PrepareReply> PrepareRunner::RunOnce(
   }
   // Its own end, if it is ending, tells more than our kill would.
   const bool cancelled = cancel->cancelled();
-  const bool late = absl::IsDeadlineExceeded(status);
+  const bool late = absl::IsDeadlineExceeded(status) && !silent;
   const ChildEnd end =
-      CollectChild(pid, cancelled || late ? absl::Now() : absl::Now() + absl::Seconds(1));
+      CollectChild(pid, cancelled || late || silent ? absl::Now() : absl::Now() + absl::Seconds(1));
   if (cancelled) return absl::CancelledError("cancelled");
+  if (silent) return ReplyOfSilence(options_);
   if (late) return absl::DeadlineExceededError("the preparation of the data took too long");
   *killed = end.signal == SIGKILL;
   return ReplyOfDeath(end, options_);

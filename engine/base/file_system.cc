@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 
@@ -55,11 +56,33 @@ std::string Parent(const std::string& path) {
   return p.empty() ? "." : p;
 }
 
+// What is read to its end has to have one, and must not make its reader wait: a pipe does.
+absl::Status CheckRegular(int fd, const std::string& path) {
+  struct stat st;
+  if (fstat(fd, &st) != 0) return ErrnoStatus(errno, "stat", path);
+  if (S_ISREG(st.st_mode)) return absl::OkStatus();
+  const char* what = S_ISFIFO(st.st_mode)                         ? "a pipe (FIFO)"
+                     : S_ISDIR(st.st_mode)                        ? "a folder"
+                     : S_ISCHR(st.st_mode) || S_ISBLK(st.st_mode) ? "a device"
+                                                                  : "a socket";
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, " is ", what, ", not a regular file: put the file itself there"));
+}
+
 class HostFileSystem final : public FileSystem {
  public:
   absl::StatusOr<std::string> ReadFile(const std::string& path) const override {
-    Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (fd.get() < 0 && errno == ENXIO) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path,
+                       " is a socket or a device, not a regular file: put the file itself "
+                       "there"));
+    }
     if (fd.get() < 0) return ErrnoStatus(errno, "open", path);
+    SOUP_RETURN_IF_ERROR(CheckRegular(fd.get(), path));
+    // Only the opening was not to wait: a file system in user space may heed the flag in reads.
+    if (fcntl(fd.get(), F_SETFL, 0) != 0) return ErrnoStatus(errno, "open", path);
     std::string out;
     char buf[1 << 16];
     for (;;) {
@@ -204,17 +227,33 @@ absl::Status ErrnoStatus(int error, absl::string_view operation, const std::stri
     case EROFS:
       return absl::PermissionDeniedError(message);
     case ENOSPC:
-    case EDQUOT: {
+    case EDQUOT:
+    case EFBIG: {
       const auto free_bytes = RealFileSystem().FreeBytes(path);
       absl::StrAppend(&message, " (", needed_bytes, " bytes needed, ",
                       free_bytes.ok() ? absl::StrCat(*free_bytes) : "unknown", " bytes free)");
+      if (error == EFBIG) {
+        absl::StrAppend(&message,
+                        "; files may not grow so long: raise the limit of the process "
+                        "(ulimit -f, LimitFSIZE=)");
+      }
       return absl::ResourceExhaustedError(message);
     }
     case EIO:
       return absl::DataLossError(message);
+    case EMFILE:
+    case ENFILE:
+      return absl::UnavailableError(absl::StrCat(message, "; raise the limit of ",
+                                                 error == EMFILE
+                                                     ? "the process (ulimit -n, LimitNOFILE=)"
+                                                     : "the host (sysctl fs.file-max)"));
     default:
       return absl::UnknownError(message);
   }
+}
+
+bool OutOfDescriptors(const absl::Status& status) {
+  return absl::IsUnavailable(status) && absl::StrContains(status.message(), std::strerror(EMFILE));
 }
 
 std::string JoinPath(absl::string_view a, absl::string_view b) {

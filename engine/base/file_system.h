@@ -2,8 +2,9 @@
 // RealFileSystem() uses the host; FaultyFileSystem (fault_file_system.h) injects failures in tests.
 //
 // Errors: NotFound (ENOENT), PermissionDenied (EACCES, EPERM, EROFS), ResourceExhausted (ENOSPC,
-// EDQUOT, with the path, the bytes needed and the bytes free), DataLoss (EIO), otherwise Unknown.
-// Each message names the path. Thread-safe.
+// EDQUOT, EFBIG, with the path, the bytes needed and the bytes free), DataLoss (EIO), Unavailable
+// (EMFILE, ENFILE), FailedPrecondition (read of what is no regular file), otherwise Unknown. Each
+// message names the path. Thread-safe.
 #ifndef SOUP_ENGINE_BASE_FILE_SYSTEM_H_
 #define SOUP_ENGINE_BASE_FILE_SYSTEM_H_
 
@@ -21,6 +22,7 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
+  // The whole of a regular file. A pipe, device or folder is refused, without waiting for it.
   virtual absl::StatusOr<std::string> ReadFile(const std::string& path) const = 0;
   virtual bool Exists(const std::string& path) const = 0;
   virtual absl::StatusOr<int64_t> FileSize(const std::string& path) const = 0;
@@ -55,10 +57,13 @@ FileSystem& RealFileSystem();
 // whole. On any failure the temporary is removed and the old file stands.
 absl::Status WriteFileAtomically(FileSystem& fs, const std::string& path, absl::string_view data);
 
-// Status for an errno of an operation on a path; ENOSPC and EDQUOT become ResourceExhausted with
-// `needed_bytes` and the bytes free there.
+// Status for an errno of an operation on a path; ENOSPC, EDQUOT and EFBIG become ResourceExhausted
+// with `needed_bytes` and the bytes free there.
 absl::Status ErrnoStatus(int error, absl::string_view operation, const std::string& path,
                          int64_t needed_bytes = 0);
+
+// Descriptors ran out, here or in a library: it passes when others have closed theirs.
+bool OutOfDescriptors(const absl::Status& status);
 
 std::string JoinPath(absl::string_view a, absl::string_view b);
 

@@ -2,6 +2,7 @@
 #include "client/connection.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 
@@ -94,6 +95,17 @@ TEST_F(ConnectionTest, TheDefaultIsTheSocketOfTheStateDirectory) {
   auto c = ResolveConnection({});
   EXPECT_EQ(c->grpc_target, "unix:/state/soupd.sock");
   EXPECT_EQ(c->endpoint_from, "default");
+}
+
+TEST_F(ConnectionTest, ATokenMayComeByAPipe) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ASSERT_EQ(write(ends[1], "piped\n", 6), 6);
+  close(ends[1]);
+  const auto c = ResolveConnection({.token_file = absl::StrCat("/dev/fd/", ends[0])});
+  close(ends[0]);
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->token, "piped");
 }
 
 TEST_F(ConnectionTest, MalformedEndpointsAndTokensAreRefused) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -174,6 +175,24 @@ TEST(FaultsTest, AnUploadThatWasDamagedOnTheDiskIsNotTrainedOn) {
   const Job again = h.Submit(h.Spec("damaged", Records()));
   EXPECT_EQ(h.WaitFor(again.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED}).state(),
             soup::v1::SUCCEEDED);
+}
+
+// Nobody writes into the pipe: who reads it waits for ever, and with it a place among the jobs that
+// are prepared.
+TEST(FaultsTest, APipeAmongTheFilesOfABaseFailsTheJobByItsName) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  for (const std::string name : {"tokenizer.json", "tokenizer_config.json",
+                                 "special_tokens_map.json", "chat_template.jinja"}) {
+    const std::string base = h.dir() + "/base-" + name;
+    std::filesystem::copy(TestData("cases/_base/bytes"), base);
+    std::filesystem::remove(base + "/" + name);
+    ASSERT_EQ(::mkfifo((base + "/" + name).c_str(), 0600), 0);
+    const Job job = h.Submit(h.Spec("pipe", Records(), base));
+    const Job ended = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+    EXPECT_EQ(ended.state(), soup::v1::FAILED) << name;
+    EXPECT_THAT(ended.message(), AllOf(HasSubstr(base + "/" + name), HasSubstr("pipe")));
+  }
 }
 
 // As the kernel does where memory is short.

@@ -1,7 +1,9 @@
 // Plays a worker for the supervisor's tests. It answers each RunPass with a PassDone of the same
 // number, except for these passes: 1 exits with status 3, 2 stands still with heartbeats that show
 // no progress, 3 falls silent, 4 sends half a frame and exits, 5 stops itself by SIGSTOP.
-// --mode=mute never says Hello; --mode=stubborn ignores Shutdown.
+// --mode=mute never says Hello; --mode=stubborn ignores Shutdown. With --prepare: tells progress
+// ten times, 100 ms apart, then falls silent where the request's output path is "silent", else
+// replies.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -15,14 +17,37 @@
 using soup::worker::v1::FromWorker;
 using soup::worker::v1::ToWorker;
 
+namespace {
+
+int Prepare(soup::daemon::Link& link) {
+  soup::worker::v1::PrepareRequest request;
+  auto frame = link.Receive();
+  if (!frame.ok() || !request.ParseFromString(frame->bytes)) return 9;
+  soup::worker::v1::FromPrepare message;
+  for (int i = 0; i < 10; ++i) {
+    message.mutable_progress()->set_done(i);
+    (void)link.Send(message);
+    (void)link.Receive(absl::Now() + absl::Milliseconds(200));
+  }
+  if (request.output_path() == "silent") (void)link.Receive();
+  message.mutable_reply()->set_ok(true);
+  (void)link.Send(message);
+  return link.Flush(absl::Now() + absl::Seconds(10)) ? 0 : 9;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   std::string mode;
+  bool prepare = false;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg.rfind("--mode=", 0) == 0) mode = arg.substr(7);
+    if (arg == "--prepare") prepare = true;
   }
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   soup::daemon::Link link{soup::engine::UniqueFd(3)};
+  if (prepare) return Prepare(link);
   if (mode == "mute") {
     (void)link.Receive();
     return 0;

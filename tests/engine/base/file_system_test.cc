@@ -3,7 +3,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <string>
@@ -77,8 +80,43 @@ TEST_F(FileSystemTest, ErrorsNameThePath) {
   }
 }
 
+// Nobody writes into the pipe: reading it would wait for ever.
+TEST_F(FileSystemTest, WhatIsNoRegularFileIsRefusedByNameAndAtOnce) {
+  const std::string pipe = dir_ / "tokenizer.json", link = dir_ / "link";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  ASSERT_EQ(symlink(pipe.c_str(), link.c_str()), 0);
+  const std::string socket_path = dir_ / "socket";
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  socket_path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  close(fd);
+  for (const std::string& path :
+       {pipe, link, socket_path, dir_.path(), std::string("/dev/zero"), std::string("/dev/tty")}) {
+    const absl::Status status = fs_.ReadFile(path).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(path), HasSubstr("not a regular file")));
+  }
+  EXPECT_TRUE(fs_.ReadFile("/proc/self/status").ok());
+  ASSERT_TRUE(fs_.WriteFileSynced(dir_ / "file", "x").ok());
+  ASSERT_EQ(symlink("file", (dir_ / "good").c_str()), 0);
+  EXPECT_EQ(*fs_.ReadFile(dir_ / "good"), "x");
+}
+
+TEST_F(FileSystemTest, DescriptorsThatRanOutAreToldApart) {
+  for (int error : {EMFILE, ENFILE}) {
+    const absl::Status status = ErrnoStatus(error, "open", dir_ / "file");
+    EXPECT_TRUE(OutOfDescriptors(status)) << status;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(dir_ / "file"), HasSubstr("limit")));
+  }
+  EXPECT_FALSE(OutOfDescriptors(absl::OkStatus()));
+  EXPECT_FALSE(OutOfDescriptors(ErrnoStatus(ENOENT, "open", dir_ / "Too many open files")));
+}
+
 TEST_F(FileSystemTest, AFullDiskTellsNeededAndFree) {
-  for (int error : {ENOSPC, EDQUOT}) {
+  for (int error : {ENOSPC, EDQUOT, EFBIG}) {
     const absl::Status status = ErrnoStatus(error, "write", dir_ / "file", 12345);
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(std::string(status.message()),
