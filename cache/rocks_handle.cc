@@ -61,7 +61,8 @@ rocksdb::DBOptions DbOptions() {
 
 bool IsFullDisk(const rocksdb::Status& status) {
   return status.IsNoSpace() || absl::StrContains(status.ToString(), "Disk quota exceeded") ||
-         absl::StrContains(status.ToString(), "No space left");
+         absl::StrContains(status.ToString(), "No space left") ||
+         absl::StrContains(status.ToString(), "File too large");
 }
 
 }  // namespace
@@ -130,6 +131,10 @@ absl::StatusOr<std::unique_ptr<RocksHandle>> RocksHandle::Open(const std::string
   std::unique_ptr<RocksHandle> handle(new RocksHandle(folder));
   absl::MutexLock lock(&handle->mu_);
   const absl::Status opened = handle->OpenLocked();
+  if (absl::IsResourceExhausted(opened)) {
+    SOUP_LOG(kWarn, "cache") << opened.message() << "; it is opened once there is room";
+    return handle;
+  }
   if (absl::IsDataLoss(opened) || absl::StrContains(opened.message(), "No such file")) {
     return absl::DataLossError(
         absl::StrCat(opened.message(),

@@ -33,6 +33,7 @@ class RocksHandle {
     rocksdb::ColumnFamilyHandle* shards = nullptr;  // chunks, in blob files: without
   };
 
+  // With a full disk the database stays closed (With: Unavailable) until EnsureWritable finds room.
   static absl::StatusOr<std::unique_ptr<RocksHandle>> Open(const std::string& folder);
   ~RocksHandle();
 
@@ -46,6 +47,10 @@ class RocksHandle {
 
   // OK at once when nothing is wrong. Otherwise tries to recover.
   absl::Status EnsureWritable();
+  bool is_open() {
+    absl::ReaderMutexLock lock(&mu_);
+    return db_.db != nullptr;
+  }
   // The error that makes the store read-only; OK when it is writable. Tries nothing.
   absl::Status WriteState();
   const std::string& folder() const { return folder_; }

@@ -64,13 +64,21 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(const ShardStoreOpt
   store->rep_ = std::make_unique<Rep>();
   store->rep_->options = options;
   SOUP_ASSIGN_OR_RETURN(store->rep_->rocks, RocksHandle::Open(options.folder));
-  SOUP_RETURN_IF_ERROR(store->rep_->Load());
+  if (store->rep_->rocks->is_open()) SOUP_RETURN_IF_ERROR(store->rep_->LoadOnce());
+  return store;
+}
+
+absl::Status ShardStore::Rep::LoadOnce() {
+  absl::MutexLock lock(&load_mu);
+  if (loaded) return absl::OkStatus();
+  SOUP_RETURN_IF_ERROR(Load());
+  loaded = true;
   // With a full disk this fails; it is tried again before each import.
-  const absl::Status removed = store->rep_->RemoveLeftovers();
+  const absl::Status removed = RemoveLeftovers();
   if (!removed.ok()) {
     SOUP_LOG(kWarn, "cache") << "leftovers stay for now: " << removed.ToString();
   }
-  return store;
+  return absl::OkStatus();
 }
 
 absl::Status ShardStore::Rep::Load() {
@@ -314,7 +322,10 @@ absl::Status ShardStore::Rep::Flush(int64_t bytes) {
 
 // Health and digests ------------------------------------------------------------------------------
 
-absl::Status ShardStore::EnsureWritable() { return rep_->rocks->EnsureWritable(); }
+absl::Status ShardStore::EnsureWritable() {
+  SOUP_RETURN_IF_ERROR(rep_->rocks->EnsureWritable());
+  return rep_->LoadOnce();
+}
 
 StorageHealth ShardStore::Health() {
   const absl::Status status = EnsureWritable();

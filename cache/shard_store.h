@@ -9,7 +9,8 @@
 // never one that is pinned. Variants of one fingerprint live side by side.
 //
 // A full disk makes RocksDB read-only. EnsureWritable (called by Begin and Health) resumes it, by
-// reopening when resuming is not enough, once there is room.
+// reopening when resuming is not enough, once there is room. On a disk that is full at Open the
+// store is empty until then.
 //
 // Errors: ResourceExhausted (full disk or cap: path, bytes needed, bytes free), DataLoss (a bad
 // chunk: base and slab named), NotFound, AlreadyExists, FailedPrecondition (in use), Unavailable.

@@ -35,7 +35,12 @@ struct ShardStore::Rep {
   bool writing ABSL_GUARDED_BY(mu) = false;
   CacheCounters counters ABSL_GUARDED_BY(mu);
 
+  absl::Mutex load_mu;  // taken before mu
+  bool loaded ABSL_GUARDED_BY(load_mu) = false;
+
   absl::Status Load();
+  // What the store holds is read when it can first be opened.
+  absl::Status LoadOnce();
   void Touch(const BaseKey& key);
   int64_t TotalBytes() ABSL_SHARED_LOCKS_REQUIRED(mu);
   // Least recently used base that nobody holds; null: none.

@@ -144,6 +144,7 @@ class ShardStore::WriterImpl final : public ShardStore::Writer {
 absl::StatusOr<std::unique_ptr<ShardStore::Writer>> ShardStore::Begin(const BaseManifest& draft,
                                                                       int64_t total_bytes,
                                                                       const TaskControl& control) {
+  if (!rep_->rocks->is_open()) SOUP_RETURN_IF_ERROR(EnsureWritable());
   {
     absl::MutexLock lock(&rep_->mu);
     const auto free = [&] {

@@ -143,7 +143,7 @@ TEST_F(FullDiskTest, HealthTellsWhileTheDiskIsFull) {
   EXPECT_TRUE(PutBase(*store_, MakeKey('b'), {5 * kMiB}).ok());
 }
 
-TEST_F(FullDiskTest, StoreOpensOnAFullDiskOnceThereIsRoomForItsOwnFiles) {
+TEST_F(FullDiskTest, StoreOpensOnAFullDiskAndHasItsBasesOnceThereIsRoomForItsOwnFiles) {
   const auto key = MakeKey('d');
   { ASSERT_TRUE(PutBase(*store_, key, {2 * kMiB}).ok()); }
   store_.reset();
@@ -151,11 +151,15 @@ TEST_F(FullDiskTest, StoreOpensOnAFullDiskOnceThereIsRoomForItsOwnFiles) {
   ShardStoreOptions options;
   options.folder = disk_ + "/cache";
   auto store = ShardStore::Open(options);
-  ExpectFullDisk(store.status());
-  Free();
-  store = ShardStore::Open(options);
   ASSERT_TRUE(store.ok()) << store.status();
   store_ = *std::move(store);
+  EXPECT_TRUE(store_->List().empty());
+  EXPECT_THAT(store_->Health().message, HasSubstr("bytes needed"));
+  ExpectFullDisk(PutBase(*store_, MakeKey('e'), {kMiB}).status());
+  EXPECT_TRUE(absl::IsResourceExhausted(store_->Evict(key).status()));
+  Free();
+  EXPECT_EQ(PutBase(*store_, key, {2 * kMiB}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(store_->Health().healthy) << store_->Health().message;
   ASSERT_EQ(store_->List().size(), 1u);
   ExpectIntact(*store_, store_->List()[0].manifest);
 }
