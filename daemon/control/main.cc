@@ -25,6 +25,7 @@
 #include "daemon/control/metrics_endpoint.h"
 #include "daemon/control/sha256.h"
 #include "daemon/control/state_lock.h"
+#include "daemon/control/storage_watch.h"
 #include "daemon/control/store_listener.h"
 #include "engine/base/file_system.h"
 #include "engine/base/log.h"
@@ -69,6 +70,7 @@ sigset_t BlockSignals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   for (const int stops : {SIGTERM, SIGINT, SIGHUP}) sigaction(stops, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a limit on files' sizes is an error of the write: EFBIG
   return set;
 }
 
@@ -107,7 +109,10 @@ class Watchdog {
 class Daemon {
  public:
   explicit Daemon(const Config& config)
-      : config_(config), steps_(config.JobsDir()), admins_(config.admin_uids) {}
+      : config_(config),
+        steps_(config.JobsDir()),
+        storage_(&engine::RealFileSystem(), {config.state_dir, config.cache_dir}),
+        admins_(config.admin_uids) {}
 
   absl::Status Start() {
     SOUP_ASSIGN_OR_RETURN(lock_, StateLock::Take(config_.state_dir));
@@ -128,6 +133,7 @@ class Daemon {
                                                            .steps = &steps_,
                                                            .hub = &hub_,
                                                            .metrics = &metrics_,
+                                                           .storage = &storage_,
                                                            .clock = &clock_}));
     SOUP_RETURN_IF_ERROR(orchestrator_->Start());
     return OpenEndpoints();
@@ -160,12 +166,7 @@ class Daemon {
     orchestrator_->Drain(deadline - absl::Milliseconds(500));
     server_->Shutdown(std::max(absl::Now() + absl::Milliseconds(200),
                                std::min(deadline, absl::Now() + absl::Seconds(2))));
-    for (const char* name : {"tcp.addr", "metrics.addr"}) {
-      const absl::Status told = TellAddress(name, "");
-      if (!told.ok()) {
-        SOUP_LOG(kWarn, "main") << told.message();
-      }
-    }
+    for (const char* name : {"tcp.addr", "metrics.addr"}) TellAddress(name, "");
   }
 
  private:
@@ -183,15 +184,17 @@ class Daemon {
     if (!server_->tcp_address().empty()) {
       SOUP_LOG(kInfo, "main") << "serving on " << server_->tcp_address() << " with TLS";
     }
-    SOUP_RETURN_IF_ERROR(TellAddress("tcp.addr", server_->tcp_address()));
-    if (config_.metrics_listen == "off") return TellAddress("metrics.addr", "");
+    TellAddress("tcp.addr", server_->tcp_address());
+    TellAddress("metrics.addr", "");  // an earlier soupd's
+    if (config_.metrics_listen == "off") return absl::OkStatus();
     SOUP_ASSIGN_OR_RETURN(metrics_endpoint_,
                           MetricsEndpoint::Start(config_.metrics_listen, metrics_, [this] {
                             if (api_->draining) return absl::UnavailableError("stopping");
                             return Storage(Node());
                           }));
     SOUP_LOG(kInfo, "main") << "metrics on http://" << metrics_endpoint_->address() << "/metrics";
-    return TellAddress("metrics.addr", metrics_endpoint_->address());
+    TellAddress("metrics.addr", metrics_endpoint_->address());
+    return absl::OkStatus();
   }
 
   // What nobody needs any more.
@@ -204,12 +207,16 @@ class Daemon {
     CollectCheckpoints(config_, *store_, now_ms, age_seconds);
   }
 
-  // A file in the state directory with the address that was taken (port 0), or no file.
-  absl::Status TellAddress(const std::string& name, const std::string& address) {
+  // A file in the state directory with the address that was taken (port 0), or no file. A help to
+  // whoever looks for it: a full disk must not keep soupd from serving.
+  void TellAddress(const std::string& name, const std::string& address) {
     engine::FileSystem& fs = engine::RealFileSystem();
     const std::string path = absl::StrCat(config_.state_dir, "/", name);
-    return address.empty() ? fs.Remove(path)
-                           : engine::WriteFileAtomically(fs, path, address + "\n");
+    absl::Status told = fs.Remove(path);
+    if (!address.empty()) told = engine::WriteFileAtomically(fs, path, address + "\n");
+    if (told.ok()) return;
+    SOUP_LOG(kWarn, "main") << "the address is not told in a file: " << told.message();
+    if (absl::IsResourceExhausted(told)) storage_.Failed(told.message());
   }
 
   soup::v1::Node Node() const {
@@ -226,6 +233,7 @@ class Daemon {
   }
 
   void ShowHealth() {
+    storage_.Probe();
     const soup::v1::Node node = Node();
     const bool healthy = Storage(node).ok();
     metrics_.SetStorageHealthy(healthy);
@@ -241,6 +249,7 @@ class Daemon {
   EventHub hub_;
   Metrics metrics_;
   StepLogs steps_;
+  StorageWatch storage_;
   std::unique_ptr<StoreListener> listener_;
   std::unique_ptr<JobStore> store_;
   std::unique_ptr<Uploads> uploads_;

@@ -11,6 +11,7 @@
 #include "daemon/control/metrics.h"
 #include "daemon/control/orchestrator.h"
 #include "daemon/control/step_log.h"
+#include "daemon/control/storage_watch.h"
 #include "engine/base/clock.h"
 
 namespace soup::daemon {
@@ -23,6 +24,7 @@ struct OrchestratorParts {
   StepLogs* steps = nullptr;
   EventHub* hub = nullptr;
   Metrics* metrics = nullptr;
+  StorageWatch* storage = nullptr;
   const engine::Clock* clock = nullptr;
 };
 

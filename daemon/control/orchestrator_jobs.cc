@@ -419,6 +419,7 @@ void DaemonOrchestrator::PrepareFailed(Job* job, const PrepareFailure& failure) 
         job->exit = Exit{JobTrigger::kRequeued, soup::v1::PREEMPTED, "soupd is stopping"};
       return;
     case PrepareFailure::Then::kPause:
+      if (failure.reason == soup::v1::STORAGE) parts_.storage->Failed(failure.message);
       job->exit = Exit{JobTrigger::kPaused, failure.reason,
                        failure.reason == soup::v1::STORAGE
                            ? absl::StrCat(failure.message, "; free some room and resume the job")

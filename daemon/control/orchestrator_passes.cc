@@ -78,6 +78,7 @@ bool DaemonOrchestrator::ValidatesAfter(const Job& job, int64_t step) const {
 
 void DaemonOrchestrator::Publish(Job* job, const soup::v1::StepRecord& step) {
   const absl::Status appended = parts_.steps->Append(job->id, step);
+  if (absl::IsResourceExhausted(appended)) parts_.storage->Failed(appended.message());
   if (!appended.ok() && !absl::IsResourceExhausted(appended)) {
     SOUP_LOG(kWarn, "jobs") << job->id << ": step " << step.step() << ": " << appended.message();
     return;
@@ -257,6 +258,7 @@ void DaemonOrchestrator::HandleJobFault(const soup::worker::v1::JobFault& m) {
   LogOf(job->id, absl::StrCat("fault: ", m.message()));
   switch (m.reason()) {
     case soup::v1::STORAGE:
+      parts_.storage->Failed(m.message());
       job->exit = Exit{JobTrigger::kPaused, soup::v1::STORAGE,
                        absl::StrCat(m.message(), "; free some room and resume the job")};
       break;
@@ -291,6 +293,7 @@ void DaemonOrchestrator::HandleFinalized(const soup::worker::v1::Finalized& m) {
   Job* job = Find(m.job_id());
   if (job == nullptr) return;
   job->waiting = false;
+  parts_.storage->Wrote();
   Move(job, JobTrigger::kSucceeded, soup::v1::REASON_UNSPECIFIED, "",
        [this](Job* j) { Attend(j); });
 }

@@ -425,6 +425,10 @@ void DaemonOrchestrator::FillNode(soup::v1::Node* node) {
   info->set_heartbeat_age_ms(worker.heartbeat_age_ms);
   node->set_cache_bytes(cache_->shards().total_bytes());
   node->set_cache_cap_bytes(cache_->shards().cap_bytes());
+  if (const absl::Status storage = parts_.storage->status(); !storage.ok()) {
+    node->set_storage_healthy(false);
+    node->set_storage_message(std::string(storage.message()));
+  }
   const cache::StorageHealth health = cache_->shards().Health();
   if (!health.healthy) {
     node->set_storage_healthy(false);

@@ -200,6 +200,7 @@ void DaemonOrchestrator::Handle(const FromWorker& message) {
       HandlePassDone(message.pass_done());
       break;
     case FromWorker::kCheckpointDone:
+      parts_.storage->Wrote();
       parts_.metrics->CheckpointDone(message.checkpoint_done().job_id(),
                                      parts_.clock->UnixNs() / 1'000'000);
       job = Find(message.checkpoint_done().job_id());

@@ -16,6 +16,26 @@ namespace {
 // The least that any write needs.
 constexpr int64_t kPageBytes = 4096;
 
+bool NoRoom(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+// Why SQLite could not write, where it was for want of room; 0: for another reason. What it calls
+// the system's error may be that of a later call; the files remember their own.
+int ErrnoOfNoRoom(sqlite3* db) {
+  if (db == nullptr) return 0;
+  if (const int error = sqlite3_system_errno(db); NoRoom(error)) return error;
+  for (const int which : {SQLITE_FCNTL_FILE_POINTER, SQLITE_FCNTL_JOURNAL_POINTER}) {
+    sqlite3_file* file = nullptr;
+    int error = 0;
+    if (sqlite3_file_control(db, "main", which, &file) == SQLITE_OK && file != nullptr &&
+        file->pMethods != nullptr &&
+        file->pMethods->xFileControl(file, SQLITE_FCNTL_LAST_ERRNO, &error) == SQLITE_OK &&
+        NoRoom(error)) {
+      return error;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 Query::Query(Query&& other) noexcept
@@ -113,7 +133,6 @@ absl::Status SqliteDb::Error(int code, absl::string_view what) {
   const int primary = code & 0xff;
   const std::string words =
       absl::StrCat(db_ == nullptr ? sqlite3_errstr(code) : sqlite3_errmsg(db_), " (", what, ")");
-  const int system_errno = db_ == nullptr ? 0 : sqlite3_system_errno(db_);
   switch (primary) {
     case SQLITE_FULL:
       storage_failed_ = true;
@@ -122,8 +141,8 @@ absl::Status SqliteDb::Error(int code, absl::string_view what) {
     case SQLITE_CANTOPEN:
     case SQLITE_READONLY:
       storage_failed_ = true;
-      if (system_errno == ENOSPC || system_errno == EDQUOT) {
-        return engine::ErrnoStatus(system_errno, "write the job store", path_, kPageBytes);
+      if (const int error = ErrnoOfNoRoom(db_); error != 0) {
+        return engine::ErrnoStatus(error, "write the job store", path_, kPageBytes);
       }
       return absl::Status(primary == SQLITE_IOERR ? absl::StatusCode::kDataLoss
                                                   : absl::StatusCode::kPermissionDenied,

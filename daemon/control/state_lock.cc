@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/file_system.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
 namespace soup::daemon {
@@ -40,9 +41,12 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Take(const std::string& st
                      ") uses ", state_dir, "; stop it or give another --state-dir"));
   }
   const std::string pid = absl::StrCat(getpid(), "\n");
-  if (ftruncate(fd, 0) != 0 ||
-      pwrite(fd, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-    return engine::ErrnoStatus(errno, "write", path, static_cast<int64_t>(pid.size()));
+  // Only told to who comes second: the lock holds without it, and a full disk is no reason not to
+  // start.
+  if (pwrite(fd, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()) ||
+      ftruncate(fd, static_cast<off_t>(pid.size())) != 0) {
+    SOUP_LOG(kWarn, "main")
+        << engine::ErrnoStatus(errno, "write", path, static_cast<int64_t>(pid.size())).message();
   }
   return lock;
 }

@@ -83,6 +83,7 @@ int main(int argc, char** argv) {
 
   soup::worker::DieWithParent(flags.parent_pid);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit on files' sizes is an error of the write: EFBIG
   soup::daemon::Link link{soup::engine::UniqueFd(flags.link_fd)};
   return flags.prepare ? soup::worker::RunPrepareMode(link) : Serve(flags, link);
 }

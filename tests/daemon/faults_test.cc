@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -287,7 +288,16 @@ TEST(FaultsTest, AFullDiskPausesTheJobAndNothingIsLost) {
     EXPECT_THAT(paused.message(), HasSubstr(job.id()));
     EXPECT_THAT(paused.message(), HasSubstr("free"));
     EXPECT_FALSE(h.Steps(job.id()).empty()) << "what is known is still told";
+    const auto sick = [](const soup::v1::Node& node) { return !node.storage_healthy(); };
+    EXPECT_THAT(h.GetNode().storage_message(), HasSubstr(top + "/s"));
+    // Killed and started with the disk full.
+    h.KillSoupd();
+    disk.Fill();
+    ASSERT_TRUE(h.Start().ok());
+    EXPECT_EQ(h.Get(job.id()).state(), soup::v1::PAUSED);
+    EXPECT_THAT(h.WaitForNode(sick).storage_message(), HasSubstr(top + "/s"));
     disk.Free();
+    h.WaitForNode([](const soup::v1::Node& node) { return node.storage_healthy(); });
     ASSERT_TRUE(h.Resume(job.id()).ok());
     const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
     ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
@@ -295,6 +305,74 @@ TEST(FaultsTest, AFullDiskPausesTheJobAndNothingIsLost) {
     ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
   }
   std::filesystem::remove_all(top);
+}
+
+// The cache is in the state directory unless it is told otherwise.
+TEST(FaultsTest, SoupdStartsWhereStateAndCacheAreOnOneFullDisk) {
+  if (::geteuid() != 0) GTEST_SKIP() << "mounts a tmpfs: needs root";
+  std::string pattern = "/tmp/diskXXXXXX";
+  const std::string top = ::mkdtemp(pattern.data());
+  {
+    SmallDisk disk(top + "/s", 16 << 10);
+    if (!disk.mounted()) GTEST_SKIP() << "no tmpfs can be mounted here";
+    Harness h({.state_dir = top + "/s"});
+    ASSERT_TRUE(h.Start().ok());
+    JobSpec spec = h.Spec("before", Records());
+    spec.mutable_training()->set_max_steps(2);
+    const Job before = h.Submit(spec);
+    h.WaitFor(before.id(), {soup::v1::SUCCEEDED});
+    h.KillSoupd();
+    disk.Fill();
+    ASSERT_TRUE(h.Start().ok());
+    EXPECT_FALSE(h.WaitForNode([](const soup::v1::Node& node) { return !node.storage_healthy(); })
+                     .storage_message()
+                     .empty());
+    disk.Free();
+    h.WaitForNode([](const soup::v1::Node& node) { return node.storage_healthy(); });
+    spec.set_name("after");
+    const Job after = h.Submit(spec);
+    h.WaitFor(after.id(), {soup::v1::SUCCEEDED});
+    EXPECT_TRUE(h.Adapter(before.id()) == h.Adapter(after.id()));
+    EXPECT_THAT(ReadFileOrEmpty(h.state_dir() + "/jobs/" + after.id() + "/log.txt"),
+                HasSubstr("read from the shard cache"));
+  }
+  std::filesystem::remove_all(top);
+}
+
+void LimitFiles(pid_t pid, rlim_t bytes) {
+  const rlimit limit{bytes, RLIM_INFINITY};
+  ASSERT_EQ(::prlimit(pid, RLIMIT_FSIZE, &limit, nullptr), 0);
+}
+
+// The kernel's signal for it would end the process.
+TEST(FaultsTest, ALimitOnFilesSizesIsAsAFullDisk) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("limited", Records());
+  spec.mutable_training()->set_epochs(20);
+  spec.mutable_training()->set_save_every(1);
+  const Job job = h.Submit(spec);
+  h.WaitForStep(job.id(), 5);
+  const pid_t worker = h.WorkerPid();
+  LimitFiles(worker, 1 << 10);
+  const Job paused = h.WaitFor(job.id(), {soup::v1::PAUSED, soup::v1::SUCCEEDED, soup::v1::FAILED});
+  ASSERT_EQ(paused.state(), soup::v1::PAUSED) << paused.message();
+  EXPECT_EQ(paused.reason(), soup::v1::STORAGE);
+  EXPECT_THAT(paused.message(), AllOf(HasSubstr("File too large"), HasSubstr("ulimit -f")));
+  EXPECT_EQ(h.WorkerPid(), worker) << "the worker lives";
+  LimitFiles(worker, RLIM_INFINITY);
+
+  const pid_t soupd = h.soupd_pid();
+  LimitFiles(soupd, 1 << 10);
+  spec.set_name("refused");
+  const absl::Status refused = h.TrySubmit(spec).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_FALSE(h.GetNode().storage_healthy());
+  LimitFiles(soupd, RLIM_INFINITY);
+  ASSERT_TRUE(h.Resume(job.id()).ok());
+  const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+  EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_EQ(h.soupd_pid(), soupd);
 }
 
 TEST(FaultsTest, AFullCacheDiskPausesTheImportAndIsUsableAgainWithoutARestart) {
