@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/file_system.h"
 #include "engine/base/status_macros.h"
 #include "google/protobuf/message_lite.h"
 
@@ -40,7 +41,7 @@ int PollTimeoutMs(absl::Time deadline) {
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> Link::MakePair() {
   int fds[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0)
-    return absl::InternalError(absl::StrCat("socketpair: ", std::strerror(errno)));
+    return engine::ErrnoStatus(errno, "make", "a socket pair for a worker");
   return std::make_pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
 }
 

@@ -32,7 +32,7 @@ std::string PreparedPath(const Config& config, const std::string& id) {
 
 absl::StatusOr<std::string> Sha256Of(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return absl::ErrnoToStatus(errno, path);
+  if (fd < 0) return engine::ErrnoStatus(errno, "open", path);
   auto digest = Sha256HexOfFile(fd, path);
   ::close(fd);
   return digest;
@@ -59,6 +59,9 @@ PrepareFailure Fail(const absl::Status& status) {
   } else if (absl::IsResourceExhausted(status)) {
     failure.then = PrepareFailure::Then::kPause;
     failure.reason = soup::v1::STORAGE;
+  } else if (engine::OutOfDescriptors(status)) {
+    failure.then = PrepareFailure::Then::kWait;
+    failure.reason = soup::v1::REASON_UNSPECIFIED;
   } else {
     failure.reason = ReasonOf(status);
   }
@@ -229,6 +232,9 @@ absl::StatusOr<JobPreparer::Data> JobPreparer::MakePrepared(const JobRecord& rec
   auto reply = runner_->Run(*request, cancel, absl::InfiniteFuture(), progress);
   if (!reply.ok()) return fail(reply.status());
   data.reply = *std::move(reply);
+  if (!data.reply.ok() && data.reply.try_again()) {
+    return fail(absl::UnavailableError(data.reply.error()));
+  }
   if (!data.reply.ok()) {
     failure->reason = data.reply.reason();
     failure->then = failure->reason == soup::v1::STORAGE ? PrepareFailure::Then::kPause
@@ -332,6 +338,7 @@ PrepareOutcome JobPreparer::PrepareOnce(
   if (absl::IsDataLoss(data.status())) {
     SOUP_LOG(kWarn, "jobs") << record.id << ": " << data.status().message() << "; prepared anew";
   }
+  if (engine::OutOfDescriptors(data.status())) return fail(data.status());
   if (!data.ok()) data = MakePrepared(record, cancel, progress, &outcome.failure);
   if (!data.ok()) return outcome;
   outcome.dataset = data->reply.report();

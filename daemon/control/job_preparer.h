@@ -32,7 +32,7 @@ struct PrepareFailure {
   enum class Then {
     kFail,
     kPause,      // STORAGE
-    kWait,       // no room in host memory just now: others hold it
+    kWait,       // no room in host memory or no descriptors just now: others hold them
     kCancelled,  // as asked
   };
   Then then = Then::kFail;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "daemon/common/job_shape.h"
+#include "engine/base/file_system.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/data/prepare.h"
@@ -184,6 +185,12 @@ soup::v1::Reason ReasonOf(const absl::Status& status) {
   }
 }
 
+PrepareReply FailedReply(const absl::Status& status) {
+  PrepareReply reply = FailedReply(ReasonOf(status), std::string(status.message()));
+  reply.set_try_again(engine::OutOfDescriptors(status));
+  return reply;
+}
+
 PrepareReply Prepare(daemon::Link& link, const PrepareRequest& request) {
   absl::Time last = absl::InfinitePast();
   auto progress = [&](absl::string_view stage, int64_t done, int64_t total) {
@@ -199,10 +206,9 @@ PrepareReply Prepare(daemon::Link& link, const PrepareRequest& request) {
   };
   engine::PrepareOptions options = OptionsOf(request);
   const absl::Status tokenizer = TakeGgufTokenizer(&options);
-  if (!tokenizer.ok()) return FailedReply(ReasonOf(tokenizer), std::string(tokenizer.message()));
+  if (!tokenizer.ok()) return FailedReply(tokenizer);
   auto report = engine::PrepareDataset(options, progress);
-  if (!report.ok())
-    return FailedReply(ReasonOf(report.status()), std::string(report.status().message()));
+  if (!report.ok()) return FailedReply(report.status());
   PrepareReply reply;
   reply.set_ok(true);
   FillReport(report->dataset, reply.mutable_report());

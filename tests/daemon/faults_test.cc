@@ -223,6 +223,44 @@ TEST(FaultsTest, PreparingThatIsKilledIsTriedAgainAndThenGivenUp) {
   EXPECT_EQ(ReadFileOrEmpty(killed), "x\nx\nx\nx\n");
 }
 
+// Descriptors that ran out, in soupd and in the process that prepares: others give them back.
+TEST(FaultsTest, AJobThatFindsNoDescriptorsWaitsForThem) {
+  soup::testing::TempDir dir;
+  const std::string script = dir.path() + "/worker", tried = dir.path() + "/tried";
+  std::ofstream(script) << "#!/bin/sh\ncase \"$*\" in *--prepare*)\n"
+                        << "if [ ! -e " << tried << " ]; then echo > " << tried
+                        << "; ulimit -n 6; fi;; esac\n"
+                        << "exec " << Program("soup-worker") << " \"$@\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  Harness h({.flags = {"--worker-binary=" + script}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("in-child", Records());
+  spec.mutable_training()->set_epochs(30);
+  const auto waits = [](const soup::v1::WatchReply& reply) {
+    return reply.event().state() == soup::v1::QUEUED &&
+           reply.event().message().find("Too many open files") != std::string::npos;
+  };
+  const Job in_child = h.Submit(spec);
+  EXPECT_TRUE(h.WatchUntil(in_child.id(), absl::Seconds(30), waits));
+  spec.set_name("in-soupd");
+  const Job in_soupd = h.Submit(spec);
+  h.WaitForStep(in_soupd.id(), 2);
+  ASSERT_TRUE(h.Pause(in_soupd.id()).ok());
+  h.WaitFor(in_soupd.id(), {soup::v1::PAUSED});
+  rlimit before{};
+  ASSERT_EQ(::prlimit(h.soupd_pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit none{3, before.rlim_max};
+  ASSERT_EQ(::prlimit(h.soupd_pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  ASSERT_TRUE(h.Resume(in_soupd.id()).ok());
+  EXPECT_TRUE(h.WatchUntil(in_soupd.id(), absl::Seconds(30), waits));
+  ASSERT_EQ(::prlimit(h.soupd_pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  for (const Job& job : {in_soupd, in_child}) {
+    const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+    EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+    ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+  }
+}
+
 TEST(FaultsTest, AStoppedWorkerIsReplaced) {
   Harness h({.flags = {"--worker-timeout=3"}});
   ASSERT_TRUE(h.Start().ok());
