@@ -171,6 +171,12 @@ absl::StatusOr<PrepareRequest> JobPreparer::MakeRequest(const soup::v1::JobSpec&
     request.set_validation_path(config_->FilePath(spec.data().validation_file().sha256()));
     request.set_validation_name(spec.data().validation_file().name());
   }
+  if (spec.lora().has_init_adapter()) {
+    request.set_init_adapter_path(config_->FilePath(spec.lora().init_adapter().sha256()));
+    request.set_init_adapter_config_path(
+        config_->FilePath(spec.lora().init_adapter_config().sha256()));
+    request.set_config_json(inspected.config_json);
+  }
   *request.mutable_spec() = spec;
   request.set_vocab_size(model->vocab);
   return request;

@@ -17,7 +17,9 @@
 #include "engine/data/prepare.h"
 #include "engine/io/gguf_reader.h"
 #include "engine/io/gguf_tokenizer.h"
+#include "engine/model/model_spec.h"
 #include "engine/plan/job_plan.h"
+#include "engine/train/peft_import.h"
 #include "soup/worker/v1/worker.pb.h"
 
 namespace soup::worker {
@@ -65,6 +67,19 @@ absl::Status TakeGgufTokenizer(engine::PrepareOptions* options) {
   options->tokenizer_json = std::move(files.tokenizer_json);
   options->tokenizer_config_json = std::move(files.tokenizer_config_json);
   return absl::OkStatus();
+}
+
+// lora.init_from, against what the job and its base make of an adapter.
+absl::Status CheckInitFrom(const PrepareRequest& request) {
+  if (request.init_adapter_path().empty() || request.preview()) return absl::OkStatus();
+  const soup::v1::LoraSpec& lora = request.spec().lora();
+  SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model,
+                        engine::ParseModelSpec(request.config_json()));
+  SOUP_ASSIGN_OR_RETURN(const engine::LoraShape shape, daemon::LoraShapeOf(lora, model));
+  SOUP_ASSIGN_OR_RETURN(const auto layout, engine::AdapterLayout::Create(model, shape));
+  return engine::CheckInitAdapter(engine::RealFileSystem(),
+                                  {request.init_adapter_path(), request.init_adapter_config_path()},
+                                  {shape.r, lora.alpha(), lora.rslora()}, layout);
 }
 
 void FillReport(const engine::DatasetReport& from, soup::v1::DatasetReport* to) {
@@ -204,6 +219,11 @@ PrepareReply Prepare(daemon::Link& link, const PrepareRequest& request) {
     message.mutable_progress()->set_unit("bytes");
     return link.Send(message).ok();  // nobody listens any more: stop
   };
+  if (const absl::Status init = CheckInitFrom(request); !init.ok()) {
+    const bool theirs = absl::IsInvalidArgument(init);
+    return FailedReply(theirs ? soup::v1::INVALID_INPUT : ReasonOf(init),
+                       std::string(init.message()));
+  }
   engine::PrepareOptions options = OptionsOf(request);
   const absl::Status tokenizer = TakeGgufTokenizer(&options);
   if (!tokenizer.ok()) return FailedReply(tokenizer);

@@ -77,11 +77,12 @@ const AdapterTensor& AdapterLayout::tensor(int64_t layer, Module module, LoraPar
   return tensors_[static_cast<size_t>(index)];
 }
 
-absl::StatusOr<std::vector<float>> LoadAdapterWeights(const AdapterLayout& layout,
-                                                      const SafetensorsFile& file) {
+namespace {
+
+// Whether the file holds the layout's tensors, in their shapes, and no others.
+absl::Status CheckNamesAndShapes(const AdapterLayout& layout, const SafetensorsFile& file) {
   const std::string wanted = absl::StrCat("the job's adapter has rank ", layout.r(),
                                           " and targets ", ModuleNames(layout.targets()));
-  std::vector<float> weights(static_cast<size_t>(layout.elements()));
   for (const AdapterTensor& t : layout.tensors()) {
     const TensorInfo* info = file.Find(t.name);
     if (info == nullptr) {
@@ -93,30 +94,57 @@ absl::StatusOr<std::vector<float>> LoadAdapterWeights(const AdapterLayout& layou
                                                      " has shape ", info->ShapeText(), ", not [",
                                                      t.rows, ", ", t.cols, "]; ", wanted));
     }
-    SOUP_ASSIGN_OR_RETURN(const std::vector<float> values, file.ReadF32(t.name));
-    std::copy(values.begin(), values.end(), weights.begin() + t.offset);
   }
-  if (file.tensors().size() != layout.tensors().size()) {
-    for (const TensorInfo& info : file.tensors()) {
-      const auto known = [&info](const AdapterTensor& t) { return t.name == info.name; };
-      if (std::none_of(layout.tensors().begin(), layout.tensors().end(), known)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(file.path(), ": tensor ", info.name, " has no place; ", wanted));
-      }
+  if (file.tensors().size() == layout.tensors().size()) return absl::OkStatus();
+  for (const TensorInfo& info : file.tensors()) {
+    const auto known = [&info](const AdapterTensor& t) { return t.name == info.name; };
+    if (std::none_of(layout.tensors().begin(), layout.tensors().end(), known)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path(), ": tensor ", info.name, " has no place; ", wanted));
     }
   }
-  if (const std::string bad = FirstNonFinite(layout, weights); !bad.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file.path(), ": tensor ", bad, " holds a NaN or an infinity"));
+  return absl::OkStatus();
+}
+
+bool IsFinite(absl::Span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
+// Calls take(tensor, values) for each of the layout, in its order.
+template <typename Take>
+absl::Status ReadAdapter(const AdapterLayout& layout, const SafetensorsFile& file,
+                         const Take& take) {
+  SOUP_RETURN_IF_ERROR(CheckNamesAndShapes(layout, file));
+  for (const AdapterTensor& t : layout.tensors()) {
+    SOUP_ASSIGN_OR_RETURN(const std::vector<float> values, file.ReadF32(t.name));
+    if (!IsFinite(values)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path(), ": tensor ", t.name, " holds a NaN or an infinity"));
+    }
+    take(t, values);
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<float>> LoadAdapterWeights(const AdapterLayout& layout,
+                                                      const SafetensorsFile& file) {
+  std::vector<float> weights(static_cast<size_t>(layout.elements()));
+  SOUP_RETURN_IF_ERROR(ReadAdapter(
+      layout, file, [&weights](const AdapterTensor& t, const std::vector<float>& values) {
+        std::copy(values.begin(), values.end(), weights.begin() + t.offset);
+      }));
   return weights;
+}
+
+absl::Status CheckAdapterWeights(const AdapterLayout& layout, const SafetensorsFile& file) {
+  return ReadAdapter(layout, file, [](const AdapterTensor&, const std::vector<float>&) {});
 }
 
 std::string FirstNonFinite(const AdapterLayout& layout, absl::Span<const float> vector) {
   for (const AdapterTensor& t : layout.tensors()) {
-    for (float x : layout.Slice(vector, t)) {
-      if (!std::isfinite(x)) return t.name;
-    }
+    if (!IsFinite(layout.Slice(vector, t))) return t.name;
   }
   return "";
 }

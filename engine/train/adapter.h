@@ -74,6 +74,9 @@ class AdapterLayout {
 absl::StatusOr<std::vector<float>> LoadAdapterWeights(const AdapterLayout& layout,
                                                       const SafetensorsFile& file);
 
+// The same errors; at most one tensor is in memory at a time.
+absl::Status CheckAdapterWeights(const AdapterLayout& layout, const SafetensorsFile& file);
+
 // The name of the first tensor that holds a NaN or an infinity; empty: all are finite.
 std::string FirstNonFinite(const AdapterLayout& layout, absl::Span<const float> vector);
 

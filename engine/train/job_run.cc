@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "engine/base/status_macros.h"
 #include "engine/train/lora_init.h"
 #include "engine/train/peft_export.h"
@@ -117,27 +116,8 @@ double JobRun::LearningRate(int64_t step) const {
 
 absl::StatusOr<std::vector<float>> JobRun::InitialWeights() const {
   if (setup_.init_adapter_path.empty()) return InitLoraWeights(*layout_, setup_.shape.batch.seed);
-  const std::string& config_path = setup_.init_adapter_config_path;
-  if (!config_path.empty()) {
-    SOUP_ASSIGN_OR_RETURN(const std::string config, fs_->ReadFile(config_path));
-    const absl::Status same =
-        CheckPeftConfig(config, {setup_.shape.lora.r, setup_.lora.alpha, setup_.lora.rslora});
-    if (!same.ok()) {
-      return absl::Status(same.code(),
-                          absl::StrCat("lora.init_from: adapter_config.json: ", same.message()));
-    }
-  }
-  const auto load = [this]() -> absl::StatusOr<std::vector<float>> {
-    SOUP_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(setup_.init_adapter_path));
-    return LoadAdapterWeights(*layout_, *file);
-  };
-  absl::StatusOr<std::vector<float>> weights = load();
-  if (weights.ok() || config_path.empty()) return weights;
-  // The file as the user knows it, not where it was uploaded to.
-  return absl::Status(weights.status().code(),
-                      absl::StrReplaceAll(weights.status().message(),
-                                          {{setup_.init_adapter_path,
-                                            "lora.init_from: adapter_model.safetensors"}}));
+  return LoadInitAdapter(*fs_, {setup_.init_adapter_path, setup_.init_adapter_config_path},
+                         {setup_.shape.lora.r, setup_.lora.alpha, setup_.lora.rslora}, *layout_);
 }
 
 absl::Status JobRun::FindState(FileSystem* fs) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "engine/base/lfs_pointer.h"
 #include "engine/base/status_macros.h"
+#include "engine/io/safetensors_reader.h"
 
 namespace soup::engine {
 namespace {
@@ -101,6 +103,23 @@ absl::Status CheckScale(const Json& config, const LoraScale& job) {
       ", lora.rslora: ", its_rslora));
 }
 
+absl::Status CheckConfigFile(FileSystem& fs, const std::string& path, const LoraScale& job) {
+  if (path.empty()) return absl::OkStatus();
+  SOUP_ASSIGN_OR_RETURN(const std::string config, fs.ReadFile(path));
+  const absl::Status same = CheckPeftConfig(config, job);
+  return same.ok() ? same
+                   : absl::Status(same.code(), absl::StrCat("lora.init_from: adapter_config.json: ",
+                                                            same.message()));
+}
+
+absl::Status AsUsersKnowIt(const absl::Status& status, const InitAdapterFiles& files) {
+  if (files.config_path.empty()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrReplaceAll(status.message(),
+                          {{files.weights_path, "lora.init_from: adapter_model.safetensors"}}));
+}
+
 }  // namespace
 
 double LoraScale::value() const {
@@ -117,6 +136,24 @@ absl::Status CheckPeftConfig(absl::string_view adapter_config_json, const LoraSc
   }
   SOUP_RETURN_IF_ERROR(CheckKinds(config));
   return CheckScale(config, job);
+}
+
+absl::StatusOr<std::vector<float>> LoadInitAdapter(FileSystem& fs, const InitAdapterFiles& files,
+                                                   const LoraScale& job,
+                                                   const AdapterLayout& layout) {
+  SOUP_RETURN_IF_ERROR(CheckConfigFile(fs, files.config_path, job));
+  const auto file = SafetensorsFile::Open(files.weights_path);
+  if (!file.ok()) return AsUsersKnowIt(file.status(), files);
+  absl::StatusOr<std::vector<float>> weights = LoadAdapterWeights(layout, **file);
+  if (!weights.ok()) return AsUsersKnowIt(weights.status(), files);
+  return weights;
+}
+
+absl::Status CheckInitAdapter(FileSystem& fs, const InitAdapterFiles& files, const LoraScale& job,
+                              const AdapterLayout& layout) {
+  SOUP_RETURN_IF_ERROR(CheckConfigFile(fs, files.config_path, job));
+  const auto file = SafetensorsFile::Open(files.weights_path);
+  return AsUsersKnowIt(file.ok() ? CheckAdapterWeights(layout, **file) : file.status(), files);
 }
 
 }  // namespace soup::engine

@@ -301,6 +301,17 @@ absl::StatusOr<Job> Harness::TrySubmit(const JobSpec& spec, const std::string& r
   return job;
 }
 
+absl::StatusOr<soup::v1::PlanReply> Harness::TryPlan(const JobSpec& spec) {
+  grpc::ClientContext context;
+  SetDeadline(context, kCall);
+  soup::v1::PlanRequest request;
+  *request.mutable_spec() = spec;
+  soup::v1::PlanReply reply;
+  const grpc::Status status = stub_->Plan(&context, request, &reply);
+  if (!status.ok()) return FromGrpc(status);
+  return reply;
+}
+
 Job Harness::Submit(const JobSpec& spec) {
   auto job = TrySubmit(spec);
   EXPECT_TRUE(job.ok()) << job.status();

@@ -69,6 +69,7 @@ class Harness {
   soup::v1::FileRef Upload(const std::string& name, const std::string& content);
   absl::StatusOr<soup::v1::Job> TrySubmit(const soup::v1::JobSpec& spec,
                                           const std::string& request_id = "");
+  absl::StatusOr<soup::v1::PlanReply> TryPlan(const soup::v1::JobSpec& spec);
   soup::v1::Job Submit(const soup::v1::JobSpec& spec);  // a failure fails the test
   soup::v1::Job Get(const std::string& id);
   absl::Status Pause(const std::string& id);

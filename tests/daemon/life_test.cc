@@ -286,12 +286,9 @@ TEST(LifeTest, ASmallBudgetTakesMorePassesAndGivesTheSameBits) {
   spec.mutable_data()->set_packing(false);
   const Job roomy = h.Submit(spec);
   h.WaitFor(roomy.id(), {soup::v1::SUCCEEDED});
-  grpc::ClientContext context;
-  soup::v1::PlanRequest request;
-  *request.mutable_spec() = spec;
-  soup::v1::PlanReply plan;
-  const grpc::Status planned = h.stub()->Plan(&context, request, &plan);
-  ASSERT_TRUE(planned.ok()) << planned.error_message();
+  const auto planned = h.TryPlan(spec);
+  ASSERT_TRUE(planned.ok()) << planned.status();
+  const soup::v1::PlanReply& plan = *planned;
   ASSERT_TRUE(plan.fits()) << plan.verdict();
   EXPECT_GT(plan.arena_bytes(), 0);
   EXPECT_EQ(plan.steps_total(), 20);
@@ -339,6 +336,79 @@ TEST(LifeTest, ARunThatCouldNotMoveAnythingIsRefused) {
   spec.mutable_training()->set_warmup_ratio(0);
   EXPECT_EQ(h.WaitFor(h.Submit(spec).id(), {soup::v1::SUCCEEDED, soup::v1::FAILED}).state(),
             soup::v1::SUCCEEDED);
+}
+
+struct AdapterFiles {
+  std::string weights;
+  std::string config;
+};
+
+JobSpec GoingOnFrom(Harness& h, JobSpec spec, const AdapterFiles& adapter) {
+  *spec.mutable_lora()->mutable_init_adapter() =
+      h.Upload("adapter_model.safetensors", adapter.weights);
+  *spec.mutable_lora()->mutable_init_adapter_config() =
+      h.Upload("adapter_config.json", adapter.config);
+  return spec;
+}
+
+// Told by plan and by the job alike, before its base is imported or a worker has it.
+void ExpectRefusedUnloaded(Harness& h, const JobSpec& spec, const std::string& text) {
+  SCOPED_TRACE(spec.name());
+  const auto plan = h.TryPlan(spec);
+  ASSERT_FALSE(plan.ok()) << plan->verdict();
+  EXPECT_THAT(std::string(plan.status().message()),
+              AllOf(HasSubstr("lora.init_from: "), HasSubstr(text)));
+  const Job job = h.Submit(spec);
+  const Job failed = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(failed.state(), soup::v1::FAILED);
+  EXPECT_EQ(failed.reason(), soup::v1::INVALID_INPUT);
+  EXPECT_EQ(failed.message(), plan.status().message());
+  for (const soup::v1::JobEvent& event : h.Events(job.id()))
+    EXPECT_NE(event.state(), soup::v1::RUNNING);
+  soup::v1::ListCacheReply cache;
+  grpc::ClientContext context;
+  ASSERT_TRUE(h.stub()->ListCache(&context, {}, &cache).ok());
+  EXPECT_EQ(cache.entries_size(), 0) << "the base was imported for nothing";
+}
+
+TEST(LifeTest, AnAdapterThatTheJobCannotGoOnFromIsRefusedBeforeAnythingIsLoaded) {
+  AdapterFiles adapter;
+  {
+    Harness h;
+    ASSERT_TRUE(h.Start().ok());
+    const Job job = h.Submit(h.Spec("one", Records()));
+    h.WaitFor(job.id(), {soup::v1::SUCCEEDED});
+    adapter = {h.Adapter(job.id()),
+               ReadFileOrEmpty(h.state_dir() + "/artifacts/" + job.id() + "/adapter_config.json")};
+  }
+  ASSERT_GT(adapter.weights.size(), 1000u);
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec rank = h.Spec("rank", Records());
+  rank.mutable_lora()->set_r(8);
+  ExpectRefusedUnloaded(h, GoingOnFrom(h, rank, adapter), "r is 4: the job's lora.r is 8");
+  JobSpec alpha = h.Spec("alpha", Records());
+  alpha.mutable_lora()->set_alpha(16);
+  ExpectRefusedUnloaded(h, GoingOnFrom(h, alpha, adapter), "set lora.alpha: 8");
+  JobSpec targets = h.Spec("targets", Records());
+  targets.mutable_lora()->clear_targets();
+  targets.mutable_lora()->add_targets("q_proj");
+  ExpectRefusedUnloaded(h, GoingOnFrom(h, targets, adapter), "has no place");
+  AdapterFiles dora = adapter;
+  dora.config = absl::StrReplaceAll(dora.config, {{"\"use_dora\": false", "\"use_dora\": true"}});
+  ExpectRefusedUnloaded(h, GoingOnFrom(h, h.Spec("dora", Records()), dora), "use_dora is true");
+  AdapterFiles cut = adapter;
+  cut.weights.resize(cut.weights.size() - 100);
+  ExpectRefusedUnloaded(h, GoingOnFrom(h, h.Spec("cut", Records()), cut), "looks incomplete");
+  AdapterFiles nan = adapter;
+  nan.weights.replace(nan.weights.size() - 4, 4, "\xff\xff\xff\x7f");
+  ExpectRefusedUnloaded(h, GoingOnFrom(h, h.Spec("nan", Records()), nan), "holds a NaN");
+
+  const JobSpec good = GoingOnFrom(h, h.Spec("good", Records()), adapter);
+  const auto plan = h.TryPlan(good);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Job done = h.WaitFor(h.Submit(good).id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
 }
 
 TEST(LifeTest, ATimeLimitEndsTheJobWithACheckpoint) {

@@ -99,7 +99,9 @@ class LoadAdapterTest : public ::testing::Test {
     EXPECT_TRUE(WriteSafetensors(RealFileSystem(), path, tensors).ok());
     const auto file = SafetensorsFile::Open(path);
     EXPECT_TRUE(file.ok()) << file.status();
-    return LoadAdapterWeights(layout_, **file);
+    auto loaded = LoadAdapterWeights(layout_, **file);
+    EXPECT_EQ(CheckAdapterWeights(layout_, **file), loaded.status());
+    return loaded;
   }
   using Tensors = std::vector<TensorToWrite>;
   AdapterLayout layout_ = TinyLayout();
