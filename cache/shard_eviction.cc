@@ -165,6 +165,11 @@ const BaseKey* ShardStore::Rep::EvictionVictim() {
 
 absl::Status ShardStore::Rep::MakeRoom(int64_t bytes) {
   if (options.cap_bytes <= 0) return absl::OkStatus();
+  if (bytes > options.cap_bytes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "shard store ", options.folder, ": the base needs ", bytes, " bytes, the cap of all is ",
+        options.cap_bytes, ": use base.format nf4, or raise the cap (--cache-cap)"));
+  }
   for (;;) {
     BaseKey victim;
     {
@@ -172,11 +177,11 @@ absl::Status ShardStore::Rep::MakeRoom(int64_t bytes) {
       const int64_t total = TotalBytes();
       if (total + bytes <= options.cap_bytes) return absl::OkStatus();
       const BaseKey* found = EvictionVictim();
-      if (found == nullptr || bytes > options.cap_bytes) {
-        return absl::ResourceExhaustedError(absl::StrCat(
-            "shard store ", options.folder, ": the base needs ", bytes, " bytes, the cap is ",
-            options.cap_bytes, " and ", total, " are taken by bases",
-            found == nullptr ? " in use" : "", ": raise the cap (--cache-cap)"));
+      if (found == nullptr) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("shard store ", options.folder, ": the base needs ", bytes,
+                         " bytes, the cap is ", options.cap_bytes, " and ", total,
+                         " are taken by bases in use: raise the cap (--cache-cap)"));
       }
       victim = *found;
     }

@@ -13,7 +13,8 @@
 // store is empty until then.
 //
 // Errors: ResourceExhausted (full disk or cap: path, bytes needed, bytes free), DataLoss (a bad
-// chunk: base and slab named), NotFound, AlreadyExists, FailedPrecondition (in use), Unavailable.
+// chunk: base and slab named), NotFound, AlreadyExists, FailedPrecondition (in use; a base
+// larger than the cap), Unavailable.
 // Thread-safe. One process at a time may hold a store's folder (RocksDB's lock).
 #ifndef SOUP_CACHE_SHARD_STORE_H_
 #define SOUP_CACHE_SHARD_STORE_H_

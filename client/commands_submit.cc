@@ -152,7 +152,7 @@ absl::Status RunPlan(Cli* cli, const SubmitFlags& flags) {
     cli->PrintMessage(plan, format);
   }
   if (plan.fits()) return absl::OkStatus();
-  return ErrorWithExitCode(ExitCode::kError, absl::StrCat("does not fit: ", plan.verdict()));
+  return ErrorWithExitCode(ExitCode::kError, plan.verdict());
 }
 
 absl::Status RunPreview(Cli* cli, const SubmitFlags& flags) {

@@ -221,6 +221,9 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   void ChargePass(double seconds);
 
   // ---- orchestrator_queries.cc ----
+  // Whether the base fits what soupd may ever store and pin. Errors: ResourceExhausted.
+  absl::Status CheckBaseFits(const cache::InspectedModel& model, engine::BaseFormat format,
+                             const std::string& user) const;
   DeviceMemoryView DeviceMemory() const;
   DeviceLimits Limits() const {
     return {config_.device_memory_limit_bytes, config_.device_reserve_bytes};

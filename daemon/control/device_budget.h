@@ -9,6 +9,7 @@
 #define SOUP_DAEMON_CONTROL_DEVICE_BUDGET_H_
 
 #include <cstdint>
+#include <string>
 
 namespace soup::daemon {
 
@@ -32,8 +33,14 @@ int64_t DefaultDeviceReserve(int64_t total_bytes);
 // The most that an arena may take now; never negative.
 int64_t ArenaBudget(const DeviceMemoryView& memory, const DeviceLimits& limits);
 
-// The most that the process could ever take, were nobody else there. 0: not known.
+// The most that the process could ever take, were nobody else there: no ArenaBudget to come is
+// larger, its overhead taken off. 0: not known.
 int64_t LargestProcess(const DeviceMemoryView& memory, const DeviceLimits& limits);
+
+// Why a process of `needed_bytes` never fits, and the remedy ("resources.vram allows 5: raise it");
+// empty: it may, once others leave it more. `asked_bytes`: resources.vram; 0: auto.
+std::string NeverFits(const DeviceMemoryView& memory, const DeviceLimits& limits,
+                      int64_t needed_bytes, int64_t asked_bytes);
 
 }  // namespace soup::daemon
 

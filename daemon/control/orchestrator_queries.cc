@@ -142,6 +142,9 @@ DeviceMemoryView DaemonOrchestrator::DeviceMemory() const {
   } else {
     const auto available = cache::RealHostMemory().Available();
     memory.free_bytes = available.ok() ? available->bytes : 0;
+    // A cgroup may allow less than the host has.
+    if (available.ok() && available->total_bytes > 0)
+      memory.total_bytes = std::min(memory.total_bytes, available->total_bytes);
   }
   return memory;
 }
@@ -157,21 +160,38 @@ int64_t DaemonOrchestrator::HostBudget() const {
   return available.ok() ? static_cast<int64_t>(kHostShare * available->bytes) : 0;
 }
 
+absl::Status DaemonOrchestrator::CheckBaseFits(const cache::InspectedModel& model,
+                                               engine::BaseFormat format,
+                                               const std::string& user) const {
+  const int64_t bytes = model.slab_bytes;
+  if (pinned_limit_ > 0 && bytes > pinned_limit_)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("base: the model takes ", bytes, " bytes of host memory (", HumanBytes(bytes),
+                     "), soupd may pin ", pinned_limit_,
+                     " (--host-store-limit); use format nf4, or raise the limit"));
+  if (config_.quota_pinned_bytes > 0 && bytes > config_.quota_pinned_bytes)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("base: the model takes ", bytes, " bytes of host memory, the quota of ", user,
+                     " is ", config_.quota_pinned_bytes, " (--quota-pinned)"));
+  const int64_t cap = config_.cache_cap_bytes;
+  if (cap <= 0 || bytes <= cap) return absl::OkStatus();
+  // One that was stored under a larger cap is there, perhaps this one.
+  for (const cache::StoredBase& stored : cache_->shards().List()) {
+    if (stored.manifest.key.format == format && stored.manifest.total_bytes() == bytes)
+      return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "base: the model takes ", bytes, " bytes of the shard cache (", HumanBytes(bytes),
+      "), which may hold ", cap, " (--cache-cap); use format nf4, or raise the cap"));
+}
+
 absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, const std::string& user,
                                              const std::string& base_real_path) {
   SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(spec.base()));
   SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model,
                         InspectBase(cache_.get(), base_real_path, format));
   SOUP_RETURN_IF_ERROR(LoraShapeOf(spec.lora(), model.spec).status());
-  if (pinned_limit_ > 0 && model.slab_bytes > pinned_limit_)
-    return absl::ResourceExhaustedError(
-        absl::StrCat("base: the model takes ", model.slab_bytes, " bytes of host memory (",
-                     HumanBytes(model.slab_bytes), "), soupd may pin ", pinned_limit_,
-                     " (--host-store-limit); use format nf4, or raise the limit"));
-  if (config_.quota_pinned_bytes > 0 && model.slab_bytes > config_.quota_pinned_bytes)
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "base: the model takes ", model.slab_bytes, " bytes of host memory, the quota of ", user,
-        " is ", config_.quota_pinned_bytes, " (--quota-pinned)"));
+  SOUP_RETURN_IF_ERROR(CheckBaseFits(model, format, user));
   engine::MachineProfile profile;
   profile.backend = BackendName();
   // Not known yet: told when the job is planned.
@@ -206,6 +226,10 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
                                                              const std::string& base_real_path,
                                                              const CallLimits& limits) {
   CallWatch watch(limits);
+  SOUP_ASSIGN_OR_RETURN(const engine::BaseFormat format, FormatOf(spec.base()));
+  SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model,
+                        InspectBase(cache_.get(), base_real_path, format));
+  SOUP_RETURN_IF_ERROR(CheckBaseFits(model, format, user));
   soup::worker::v1::PrepareReply prepared;
   SOUP_ASSIGN_OR_RETURN(
       const std::shared_ptr<const PreparedJob> job,
@@ -219,8 +243,6 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   }
   const int64_t tables = TableBytes({job});
   const int64_t beside = overhead + tables;
-  SOUP_ASSIGN_OR_RETURN(const cache::InspectedModel model,
-                        cache_->Inspect(base_real_path, job->shape.format));
   soup::v1::PlanReply reply;
   *reply.mutable_dataset() = prepared.report();
   reply.set_host_store_bytes(model.slab_bytes);
@@ -239,10 +261,16 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   const absl::StatusOr<SetPlan> set = PlanSet({job}, budget, profile, host_budget);
   if (absl::IsResourceExhausted(set.status())) {
     reply.set_fits(false);
+    const std::string never =
+        NeverFits(DeviceMemory(), Limits(), least + beside, job->spec.resources().vram_bytes());
     reply.set_verdict(absl::StrCat(
         "does not fit: the job needs at least ", HumanBytes(least + beside), " (", least + beside,
-        " bytes) on the device, it may have ", HumanBytes(budget + beside), " (", budget + beside,
-        " bytes); raise resources.vram, or lower data.max_length or lora.r"));
+        " bytes) on the device",
+        never.empty()
+            ? absl::StrCat(", it may have ", HumanBytes(budget + beside), " (", budget + beside,
+                           " bytes) now: it would wait for others to leave it more; "
+                           "lower data.max_length or lora.r to run now")
+            : absl::StrCat("; ", never)));
     return reply;
   }
   SOUP_RETURN_IF_ERROR(set.status());

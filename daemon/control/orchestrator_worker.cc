@@ -74,6 +74,11 @@ void DaemonOrchestrator::WorkerUp(int64_t generation, const soup::worker::v1::He
   // What auto took once stays: a card that is gone for a moment must not change anybody's bits.
   if (first && config_.backend == "auto")
     supervisor_->AddArgument(absl::StrCat("--backend=", hello.backend()));
+  if (first && !hello.device_memory_apart() && config_.device_reserve_bytes > 0) {
+    SOUP_LOG(kWarn, "worker") << "--device-reserve is of a card's memory: the CPU backend does not "
+                                 "look at it; bound it with --device-memory-limit (otherwise it "
+                                 "takes half of the memory that is available)";
+  }
   SOUP_LOG(kInfo, "worker") << "worker " << generation << " is up: pid " << hello.pid() << ", "
                             << hello.backend() << ", " << hello.device_name() << ", "
                             << HumanBytes(hello.device_free_bytes()) << " free, "
@@ -321,7 +326,6 @@ void DaemonOrchestrator::StartPass() {
 void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_t device_budget) {
   const DeviceMemoryView memory = DeviceMemory();
   const int64_t overhead = memory.overhead_bytes;
-  const int64_t most = LargestProcess(memory, Limits());
   for (const std::string& id : ids) {
     Job* job = Find(id);
     if (job == nullptr) continue;
@@ -333,16 +337,12 @@ void DaemonOrchestrator::RefuseUnfit(const std::vector<std::string>& ids, int64_
       continue;
     }
     const int64_t needed = *least + overhead + TableBytes({job->prepared});
-    const int64_t asked = job->spec.resources().vram_bytes();
-    if ((asked > 0 && asked < needed) || (most > 0 && most < needed)) {
-      job->exit = Exit{
-          JobTrigger::kFailed, soup::v1::OUT_OF_MEMORY,
-          absl::StrCat(
-              "the job needs at least ", needed, " bytes on the device (", HumanBytes(needed),
-              "); ",
-              asked > 0 && asked < needed
-                  ? absl::StrCat("resources.vram allows ", asked, ": raise it")
-                  : absl::StrCat("the device has ", most, ": lower data.max_length or lora.r"))};
+    const std::string never =
+        NeverFits(memory, Limits(), needed, job->spec.resources().vram_bytes());
+    if (!never.empty()) {
+      job->exit = Exit{JobTrigger::kFailed, soup::v1::OUT_OF_MEMORY,
+                       absl::StrCat("the job needs at least ", needed, " bytes on the device (",
+                                    HumanBytes(needed), "); ", never)};
       Attend(job);
       continue;
     }

@@ -60,7 +60,9 @@ void BoundByGroup(const std::string& folder, const std::string& shown, const Cgr
   used = std::max<int64_t>(used, 0);
   for (const char* limit_file : files.limits) {
     const std::optional<int64_t> limit = ReadNumber(JoinPath(folder, limit_file));
-    if (!limit || *limit - used >= available.bytes) continue;
+    if (!limit) continue;
+    available.total_bytes = std::min(available.total_bytes, *limit);
+    if (*limit - used >= available.bytes) continue;
     available.bytes = std::max<int64_t>(*limit - used, 0);
     available.bound_by = absl::StrCat("cgroup ", shown, " (", limit_file, " ", *limit, ")");
   }
@@ -110,7 +112,7 @@ absl::StatusOr<AvailableMemory> ReadAvailableMemory(const std::string& root) {
   SOUP_ASSIGN_OR_RETURN(const std::string meminfo, fs.ReadFile(root + "/proc/meminfo"));
   const std::optional<int64_t> available = FindNumber(meminfo, "MemAvailable");
   if (!available) return absl::UnavailableError("/proc/meminfo has no MemAvailable");
-  AvailableMemory out{*available, "MemAvailable"};
+  AvailableMemory out{*available, "MemAvailable", FindNumber(meminfo, "MemTotal").value_or(0)};
 
   const auto groups = fs.ReadFile(root + "/proc/self/cgroup");
   const auto mounts = fs.ReadFile(root + "/proc/self/mountinfo");

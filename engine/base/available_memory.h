@@ -16,6 +16,9 @@ namespace soup::engine {
 struct AvailableMemory {
   int64_t bytes = 0;
   std::string bound_by;  // "MemAvailable" or "cgroup /path (memory.max)"
+  // What it could be at most, were nobody else there: the smallest of MemTotal and those limits. 0:
+  // not known.
+  int64_t total_bytes = 0;
 };
 
 // From files under `root` ("" in production; a made-up tree in tests).

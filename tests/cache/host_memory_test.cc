@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 // A made-up host: /proc and /sys under a folder.
 class HostTree {
  public:
-  HostTree() { Put("/proc/meminfo", "MemTotal: 1000 kB\nMemAvailable:   1000 kB\n"); }
+  HostTree() { Put("/proc/meminfo", "MemTotal: 2000 kB\nMemAvailable:   1000 kB\n"); }
   void Put(const std::string& path, const std::string& text) {
     const std::string full = dir_.path() + path;
     std::filesystem::create_directories(std::filesystem::path(full).parent_path());
@@ -44,6 +44,7 @@ constexpr char kMounts2[] = "30 25 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgr
 TEST(AvailableMemory, MemAvailableWithoutCgroups) {
   HostTree host;
   EXPECT_EQ(host.Read().bytes, 1000 * 1024);
+  EXPECT_EQ(host.Read().total_bytes, 2000 * 1024);
   EXPECT_EQ(host.Read().bound_by, "MemAvailable");
 }
 
@@ -57,6 +58,7 @@ TEST(AvailableMemory, Version2TightestGroupOnTheWayUp) {
   host.Put("/sys/fs/cgroup/a/memory.max", "100000\n");
   host.Put("/sys/fs/cgroup/a/memory.current", "60000\n");
   EXPECT_EQ(host.Read().bytes, 40000);
+  EXPECT_EQ(host.Read().total_bytes, 100000) << "whatever is used of it";
   EXPECT_THAT(host.Read().bound_by, HasSubstr("cgroup /a (memory.max 100000)"));
   host.Put("/sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 9000\nactive_file 1000\n");
   EXPECT_EQ(host.Read().bytes, 50000) << "page cache can be given back";
@@ -73,8 +75,10 @@ TEST(AvailableMemory, Version1) {
   host.Put("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "9223372036854771712\n");
   host.Put("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "5000\n");
   EXPECT_EQ(host.Read().bound_by, "MemAvailable");
+  EXPECT_EQ(host.Read().total_bytes, 2000 * 1024) << "no limit that could bind";
   host.Put("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "8000\n");
   EXPECT_EQ(host.Read().bytes, 3000);
+  EXPECT_EQ(host.Read().total_bytes, 8000);
 }
 
 TEST(AvailableMemory, ContainerThatSeesItsGroupAsTheMountsRoot) {

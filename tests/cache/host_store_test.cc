@@ -27,7 +27,7 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 class FakeMemory final : public HostMemory {
  public:
   absl::StatusOr<AvailableMemory> Available() override {
-    return AvailableMemory{available.load(), "a test"};
+    return AvailableMemory{available.load(), "a test", 0};
   }
   absl::StatusOr<engine::UniqueFd> CreateSegment(const std::string& name, int64_t bytes,
                                                  MemoryTier tier) override {

@@ -190,7 +190,7 @@ TEST_F(ShardStoreTest, CapEvictsTheLeastRecentlyUsedThatIsNotInUse) {
   EXPECT_LE(store_->total_bytes(), cap_);
 
   const absl::Status too_large = PutBase(*store_, MakeKey('e'), {11 * kMiB}).status();
-  EXPECT_TRUE(absl::IsResourceExhausted(too_large)) << too_large;
+  EXPECT_TRUE(absl::IsFailedPrecondition(too_large)) << too_large;
   EXPECT_THAT(std::string(too_large.message()), HasSubstr(std::to_string(11 * kMiB)));
   EXPECT_THAT(std::string(too_large.message()), HasSubstr(std::to_string(10 * kMiB)));
   EXPECT_EQ(store_->List().size(), 3u) << "nothing is evicted for a base that cannot fit";

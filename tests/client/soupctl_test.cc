@@ -486,11 +486,12 @@ TEST_F(SoupctlTest, PlanAndPreviewUploadAndShow) {
   EXPECT_THAT(e.out, HasSubstr("fp32 activations (auto: the model has experts)"));
   EXPECT_THAT(e.out, HasSubstr("with 2.0 MiB more (3.0 MiB) a step takes 1.5s, 25.0 % less"));
   soup_.mutable_plan()->set_fits(false);
-  soup_.mutable_plan()->set_verdict("needs 3 GiB, give vram: 3GiB");
+  soup_.mutable_plan()->set_verdict("does not fit: needs 3 GiB, give vram: 3GiB");
   e = Run({"plan", "job.yaml", "-o", "json"});
   EXPECT_EQ(e.code, 1);
   EXPECT_EQ(nlohmann::json::parse(e.out)["fits"], false);
-  EXPECT_THAT(e.err, HasSubstr("needs 3 GiB"));
+  EXPECT_THAT(e.err, HasSubstr("does not fit: needs 3 GiB"));
+  EXPECT_THAT(e.err, Not(HasSubstr("does not fit: does not fit")));
   e = Run({"data", "preview", "job.yaml", "--records", "7"});
   EXPECT_EQ(e.code, 0) << e.err;
   EXPECT_THAT(e.out, HasSubstr("ask「answer」"));

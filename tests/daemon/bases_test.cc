@@ -13,7 +13,9 @@ namespace {
 
 using soup::v1::Job;
 using soup::v1::JobSpec;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string Records() {
   return ReadFileOrEmpty(TestData("cases/17-save-on-full-disk/train.jsonl"));
@@ -163,7 +165,77 @@ TEST(BasesTest, ADeviceTooSmallIsToldWithBothNumbers) {
   const Job done = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
   EXPECT_EQ(done.state(), soup::v1::FAILED);
   EXPECT_EQ(done.reason(), soup::v1::OUT_OF_MEMORY);
-  EXPECT_THAT(done.message(), HasSubstr("65536"));
+  EXPECT_THAT(done.message(), HasSubstr("--device-memory-limit of soupd allows 65536"));
+  const auto plan = h.TryPlan(h.Spec("large", Records()));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_FALSE(plan->fits());
+  EXPECT_THAT(plan->verdict(), AllOf(HasSubstr("does not fit: the job needs"),
+                                     HasSubstr("--device-memory-limit of soupd allows 65536"),
+                                     Not(HasSubstr("resources.vram"))));
+}
+
+// The base takes 42752 bytes. What can never hold it is told by plan and by submit alike.
+TEST(BasesTest, ABaseThatIsLargerThanALimitIsRefusedAtPlanAndSubmit) {
+  for (const std::string flag : {"--host-store-limit", "--quota-pinned", "--cache-cap"}) {
+    SCOPED_TRACE(flag);
+    Harness h({.flags = {flag + "=40KiB"}, .state_dir = ""});
+    ASSERT_TRUE(h.Start().ok());
+    const JobSpec spec = h.Spec("large", Records());
+    const auto plan = h.TryPlan(spec);
+    const auto job = h.TrySubmit(spec);
+    ASSERT_FALSE(plan.ok()) << plan->verdict();
+    ASSERT_FALSE(job.ok()) << job->id();
+    EXPECT_EQ(plan.status(), job.status());
+    EXPECT_THAT(std::string(job.status().message()),
+                AllOf(HasSubstr("42752"), HasSubstr("40960"), HasSubstr(flag)));
+  }
+}
+
+TEST(BasesTest, ABaseThatWasStoredUnderALargerCapIsUsed) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  h.WaitFor(h.Submit(h.Spec("first", Records())).id(), {soup::v1::SUCCEEDED});
+  ASSERT_EQ(h.TerminateSoupd(), 0);
+  Harness small(
+      {.flags = {"--cache-cap=40KiB", "--model-root=" + h.dir()}, .state_dir = h.state_dir()});
+  ASSERT_TRUE(small.Start().ok());
+  const JobSpec spec = small.Spec("second", Records(), h.dir() + "/base");
+  EXPECT_TRUE(small.TryPlan(spec).ok());
+  const auto job = small.TrySubmit(spec, "second");
+  ASSERT_TRUE(job.ok()) << job.status();
+  const Job done = small.WaitFor(job->id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_EQ(small.TerminateSoupd(), 0);
+}
+
+// Queued under one cap, prepared under a smaller one: making room would not help.
+TEST(BasesTest, AJobWhoseBaseOutgrewTheCapFails) {
+  Harness h({.flags = {"--quota-running=1"}, .state_dir = ""});
+  const std::string second = SecondBase(h);
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec endless = h.Spec("endless", Records());
+  endless.mutable_training()->set_epochs(100000);
+  const Job holder = h.Submit(endless);
+  h.WaitForStep(holder.id(), 1);
+  const Job job = h.Submit(h.Spec("waits", Records(), second));
+  ASSERT_TRUE(h.Cancel(holder.id()).ok());
+  h.KillSoupd();
+  Harness small(
+      {.flags = {"--cache-cap=40KiB", "--model-root=" + h.dir()}, .state_dir = h.state_dir()});
+  ASSERT_TRUE(small.Start().ok());
+  const Job done =
+      small.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED, soup::v1::PAUSED});
+  EXPECT_EQ(done.state(), soup::v1::FAILED);
+  EXPECT_THAT(done.message(), AllOf(HasSubstr("--cache-cap"), Not(HasSubstr("free some room"))));
+  EXPECT_EQ(small.TerminateSoupd(), 0);
+}
+
+TEST(BasesTest, AReserveOfACardIsToldToBeOfNoUseOnTheCpu) {
+  if (BackendForTests() != "cpu") GTEST_SKIP() << "for the CPU backend";
+  Harness h({.flags = {"--device-reserve=1GiB"}, .state_dir = ""});
+  ASSERT_TRUE(h.Start().ok());
+  h.WaitForNode([](const soup::v1::Node& node) { return node.workers(0).up(); });
+  EXPECT_THAT(h.log(), AllOf(HasSubstr("--device-reserve"), HasSubstr("--device-memory-limit")));
 }
 
 }  // namespace
