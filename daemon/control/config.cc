@@ -116,9 +116,11 @@ void AddWorkers(CLI::App& app, Config& c) {
   app.add_option("--cpu-threads", c.cpu_threads, "Threads of a worker (default: one a core)")
       ->check(CLI::Range(0, 4096));
   bytes("--device-memory-limit", c.device_memory_limit_bytes,
-        "Most device memory of a worker's process, e.g. 8GiB (default: what is free)");
+        "Most device memory of a worker's process, e.g. 8GiB (default: what is free on the card; "
+        "on the CPU half of the memory that is available)");
   bytes("--device-reserve", c.device_reserve_bytes,
-        "Device memory left to others (default: 1 %, 64 MiB to 512 MiB)");
+        "Memory of a card left to others (default: 1 %, 64 MiB to 512 MiB); not looked at on the "
+        "CPU");
   bytes("--host-store-limit", c.host_store_limit_bytes,
         "Most host memory for base models (default: from what is available)");
   bytes("--host-reserve", c.host_reserve_bytes,
