@@ -82,9 +82,16 @@ struct Metrics::Series {
   Counter& copy_busy_seconds =
       MakeCounter(r, "copy_busy_seconds_total", "Time in which the copy stream was copying.");
   Family<Gauge>& device_peak =
-      MakeGauges(r, "device_memory_peak_bytes", "Largest device memory in use in the last pass.");
-  Family<Gauge>& device_planned = MakeGauges(r, "device_memory_planned_bytes",
-                                             "Device memory that the plan of the last pass named.");
+      MakeGauges(r, "device_memory_peak_bytes",
+                 "Device memory that the worker's process held in the last pass: its overhead and "
+                 "the arena held.");
+  Family<Gauge>& device_planned =
+      MakeGauges(r, "device_memory_planned_bytes",
+                 "Arena that the plan of the last pass named; the worker's overhead is not in it.");
+  Family<Gauge>& device_overhead =
+      MakeGauges(r, "device_memory_overhead_bytes",
+                 "Device memory of the worker's process beside any arena: context, modules, fixed "
+                 "blocks.");
   Family<Gauge>& link_rate = MakeGauges(r, "link_bytes_per_second",
                                         "Measured rate of the link from host store to device.");
   Gauge& pinned = MakeGauge(r, "pinned_bytes", "Bytes of frozen bases held in the host store.");
@@ -176,6 +183,10 @@ void Metrics::SetDeviceMemory(int device, int64_t planned_bytes, int64_t peak_by
   const prometheus::Labels labels{{"device", absl::StrCat(device)}};
   series_->device_planned.Add(labels).Set(static_cast<double>(planned_bytes));
   series_->device_peak.Add(labels).Set(static_cast<double>(peak_bytes));
+}
+
+void Metrics::SetDeviceOverhead(int device, int64_t bytes) {
+  series_->device_overhead.Add({{"device", absl::StrCat(device)}}).Set(static_cast<double>(bytes));
 }
 
 void Metrics::SetLinkRate(int device, double bytes_per_second) {

@@ -44,8 +44,11 @@ class Metrics {
     int64_t offload_in_bytes = 0;
   };
   void PassDone(const Pass& pass);
-  // device_memory_planned_bytes{device}, device_memory_peak_bytes{device}; device: "0", "1"…
+  // device_memory_planned_bytes{device} (an arena), device_memory_peak_bytes{device} (the process:
+  // its overhead too); device: "0", "1"…
   void SetDeviceMemory(int device, int64_t planned_bytes, int64_t peak_bytes);
+  // device_memory_overhead_bytes{device}
+  void SetDeviceOverhead(int device, int64_t bytes);
   // link_bytes_per_second{device}: what the machine profile measured, to hold the copy rate
   // against.
   void SetLinkRate(int device, double bytes_per_second);

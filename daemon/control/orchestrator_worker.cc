@@ -58,6 +58,7 @@ void DaemonOrchestrator::WorkerUp(int64_t generation, const soup::worker::v1::He
   orders_out_ = 0;
   parts_.metrics->SetLinkRate(config_.device, profile->copy_bytes_per_second);
   parts_.metrics->SetWorkerUp(config_.device, true);
+  parts_.metrics->SetDeviceOverhead(config_.device, hello.overhead_bytes());
   planner_.Forget();
   bool first = false;
   {

@@ -141,6 +141,7 @@ TEST_F(StoreMetricsTest, PromtoolIsContentAndEveryNameIsThere) {
   fake_->StartRunning(id, 3);
   fake_->DoStep(id, 1, NAN);
   metrics_.SetDeviceMemory(0, 10, 9);
+  metrics_.SetDeviceOverhead(0, 3);
   metrics_.SetLinkRate(0, 1e9);
   metrics_.SetPinned(1, 2);
   metrics_.WorkerRestarted();
@@ -153,6 +154,7 @@ TEST_F(StoreMetricsTest, PromtoolIsContentAndEveryNameIsThere) {
                            "copy_busy_seconds_total",
                            "device_memory_peak_bytes",
                            "device_memory_planned_bytes",
+                           "device_memory_overhead_bytes",
                            "pinned_bytes",
                            "pinned_limit_bytes",
                            "tokens_total",
