@@ -216,6 +216,51 @@ absl::Status CheckRoom(const std::string& folder, int64_t needed) {
       "output ", folder, ": ", needed, " bytes needed, ", free_bytes, " bytes free; make room"));
 }
 
+// A folder with its parents. What was made, and holds nothing, goes again unless Keep() is called.
+class MadeFolder {
+ public:
+  explicit MadeFolder(const std::string& folder) : folder_(folder) {
+    struct stat st;
+    for (fs::path part = folder; !part.empty() && lstat(part.c_str(), &st) != 0 && errno == ENOENT;
+         part = part.parent_path()) {
+      made_.push_back(part.string());
+    }
+  }
+  MadeFolder(const MadeFolder&) = delete;
+  MadeFolder& operator=(const MadeFolder&) = delete;
+  ~MadeFolder() {
+    for (const std::string& part : made_) {
+      if (rmdir(part.c_str()) != 0 && errno != ENOENT) return;  // "a/b/" is there twice
+    }
+  }
+  void Keep() { made_.clear(); }
+
+  // Makes the folder, and waits until nobody else fetches into it: the weights of one job beside
+  // the config of another would pass for one.
+  absl::StatusOr<engine::UniqueFd> Lock() {
+    // One that made it, and failed, may have removed it while we waited.
+    for (int tries = 0;; ++tries) {
+      SOUP_RETURN_IF_ERROR(engine::RealFileSystem().CreateDirectories(folder_, 0777));
+      engine::UniqueFd lock(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      if (lock.get() < 0 && (errno != ENOENT || tries == kLockTries))
+        return ErrnoStatus(errno, "open", folder_);
+      if (lock.get() < 0) continue;
+      while (flock(lock.get(), LOCK_EX) != 0) {
+        if (errno == ENOTSUP || errno == ENOLCK) break;  // a file system without locks
+        if (errno != EINTR) return ErrnoStatus(errno, "lock", folder_);
+      }
+      struct stat st;
+      const bool there = fstat(lock.get(), &st) == 0 && st.st_nlink > 0;
+      if (there || tries == kLockTries) return lock;
+    }
+  }
+
+ private:
+  static constexpr int kLockTries = 10;
+  const std::string folder_;
+  std::vector<std::string> made_;  // the deepest first
+};
+
 absl::Status SyncFolder(const std::string& folder) {
   const engine::UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0 || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync", folder);
@@ -255,14 +300,8 @@ absl::StatusOr<FetchResult> FetchAdapter(Api* api, const std::string& job_id,
                                             " artifacts, which no adapter has"));
   }
   SOUP_RETURN_IF_ERROR(CheckOutputFolder(folder));
-  SOUP_RETURN_IF_ERROR(engine::RealFileSystem().CreateDirectories(folder, 0777));
-  // One fetch at a time: the weights of one job beside the config of another would pass for one.
-  const engine::UniqueFd lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (lock.get() < 0) return engine::ErrnoStatus(errno, "open", folder);
-  while (flock(lock.get(), LOCK_EX) != 0) {
-    if (errno == ENOTSUP || errno == ENOLCK) break;  // a file system without locks
-    if (errno != EINTR) return engine::ErrnoStatus(errno, "lock", folder);
-  }
+  MadeFolder made(folder);
+  SOUP_ASSIGN_OR_RETURN(const engine::UniqueFd lock, made.Lock());
   RemoveStaleTemporaries(folder);
 
   FetchResult result;
@@ -298,6 +337,7 @@ absl::StatusOr<FetchResult> FetchAdapter(Api* api, const std::string& job_id,
       SOUP_RETURN_IF_ERROR(files[i]->RenameTo(JoinPath(folder, wanted[i]->name())));
     }
   }
+  made.Keep();
   SOUP_RETURN_IF_ERROR(SyncFolder(folder));
   return result;
 }

@@ -33,8 +33,8 @@ using FetchProgress = std::function<void(const std::string& name, int64_t done, 
 
 // Downloads the artifacts of a job into `folder` (created with its parents). A broken connection is
 // taken up again where it stopped, a bounded number of times. ResourceExhausted names the folder,
-// the bytes needed and the bytes free. Whatever the error: no temporary file is left, and nothing
-// in the folder is half written.
+// the bytes needed and the bytes free. Whatever the error: no temporary file is left, no folder
+// that was made for it, and nothing in the folder is half written.
 absl::StatusOr<FetchResult> FetchAdapter(Api* api, const std::string& job_id,
                                          const std::string& folder, const FetchProgress& progress);
 

@@ -2,6 +2,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 #include "absl/strings/str_cat.h"
 #include "client/exit_codes.h"
 #include "client/output_folder.h"
@@ -212,7 +214,18 @@ TEST_F(TransferTest, AFullDiskIsSaidWithBothNumbersBeforeAnythingIsWritten) {
   EXPECT_THAT(std::string(result.status().message()),
               ::testing::MatchesRegex("output .*/out: 1152921504606846976 bytes needed, [0-9]+ "
                                       "bytes free.*"));
-  EXPECT_THAT(Names(folder_ / "out"), IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
+TEST_F(TransferTest, AFetchThatFailsLeavesOnlyTheFoldersThatWereThere) {
+  soup_.AddJob("j1", "n", soup::v1::SUCCEEDED);
+  soup_.AddArtifact("j1", "adapter_model.safetensors", "huge");
+  const std::string mine = folder_ / "mine";
+  ASSERT_EQ(mkdir(mine.c_str(), 0755), 0);
+  EXPECT_FALSE(Fetch(mine).ok());
+  EXPECT_FALSE(Fetch(mine + "/a/b/").ok());
+  EXPECT_TRUE(std::filesystem::exists(mine));
+  EXPECT_THAT(Names(mine), IsEmpty());
 }
 
 TEST_F(TransferTest, AnotherAdapterIsReplacedAndOtherFilesStay) {
