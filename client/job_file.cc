@@ -180,6 +180,10 @@ class Builder {
     }
     if (!name.empty()) spec_.set_name(name);
     if (spec_.name().empty()) spec_.set_name(default_name);
+    if (!spec_.name().empty() && absl::StripAsciiWhitespace(spec_.name()).empty()) {
+      return UsageError(absl::StrCat(source.name, ": name \"", spec_.name(),
+                                     "\" is blank: give the job a name, or leave it out"));
+    }
     JobFile out;
     out.spec = spec_;
     for (const auto& [place, file] : files_) out.files.push_back(file);

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -257,6 +258,10 @@ absl::Status ValidateSpec(const soup::v1::JobSpec& spec) {
     return absl::InvalidArgumentError("name is missing: give the job a name");
   }
   SOUP_RETURN_IF_ERROR(CheckText("name", spec.name(), kMaxNameBytes));
+  if (absl::StripAsciiWhitespace(spec.name()).empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("name ", Quoted(spec.name()), " is blank: give the job a name"));
+  }
   SOUP_RETURN_IF_ERROR(ValidateBase(spec.base()));
   SOUP_RETURN_IF_ERROR(CheckData(spec.data()));
   SOUP_RETURN_IF_ERROR(CheckLora(spec.lora()));

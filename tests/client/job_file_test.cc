@@ -253,6 +253,8 @@ TEST(JobFileTest, WrongTypesAreNamed) {
 }
 
 TEST(JobFileTest, DuplicateKeysAndSecondDocumentsAreRefused) {
+  EXPECT_EQ(Refused(With("name: \"  \"")),
+            "job.yaml: name \"  \" is blank: give the job a name, or leave it out");
   EXPECT_EQ(Refused(With("name: a\nname: b")),
             "job.yaml:4:1: key \"name\" is given twice; keep one of them");
   EXPECT_EQ(Refused(With("lora: {r: 8, r: 16}")),

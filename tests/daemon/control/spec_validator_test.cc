@@ -87,6 +87,7 @@ TEST(SpecValidator, EachBadValueIsRefusedByItsName) {
       {"data.max_errors is -1", [](JobSpec& s) { s.mutable_data()->set_max_errors(-1); }},
       {"data.train.sha256",
        [](JobSpec& s) { s.mutable_data()->mutable_train()->set_sha256(std::string(64, 'A')); }},
+      {"name \"  \" is blank", [](JobSpec& s) { s.set_name("  "); }},
       {"data.format is \"xml\"", [](JobSpec& s) { s.mutable_data()->set_format("xml"); }},
       {"data.max_length is 1", [](JobSpec& s) { s.mutable_data()->set_max_length(1); }},
       {"data.train_on", [](JobSpec& s) { s.mutable_data()->set_train_on("prompts"); }},
