@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/exit_codes.h"
 #include "client/interrupt.h"
@@ -35,6 +36,14 @@ std::string SuggestVerb(const CLI::App& app, int argc, const char* const* argv) 
     level = next;
   }
   return "";
+}
+
+// As typed: the parser's own message has them backwards.
+std::string Unexpected(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining(/*recurse=*/true);
+  return absl::StrCat(
+      words.size() > 1 ? "these arguments were not expected: " : "this argument was not expected: ",
+      absl::StrJoin(words, " "));
 }
 
 }  // namespace
@@ -126,9 +135,12 @@ int RunCli(int argc, const char* const* argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help: prints it on stdout
-    const std::string suggestion = SuggestVerb(app, argc, argv);
-    cli.terminal.Error(absl::StrCat("soupctl: ", suggestion.empty() ? e.what() : suggestion,
-                                    "\nsee: soupctl --help"));
+    std::string why = SuggestVerb(app, argc, argv);
+    if (why.empty()) {
+      const bool extras = dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr;
+      why = extras ? Unexpected(app) : e.what();
+    }
+    cli.terminal.Error(absl::StrCat("soupctl: ", why, "\nsee: soupctl --help"));
     return static_cast<int>(ExitCode::kUsage);
   }
   cli.terminal.set_quiet(cli.quiet);

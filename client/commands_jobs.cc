@@ -1,6 +1,7 @@
 // get, list, pause, resume, cancel.
 #include <algorithm>
 #include <memory>
+#include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -100,14 +101,18 @@ struct ActFlags {
   bool wait = false;
   std::string timeout = "10m";
 };
-using Act = absl::StatusOr<Job> (Api::*)(const std::string&);
+// A verb that acts on a job, and the states that --wait waits in.
+struct Act {
+  absl::StatusOr<Job> (Api::*call)(const std::string&);
+  std::set<JobState> on_the_way;
+  const char* wait_help;
+};
 
-// PAUSING and CANCELLING last until the step in flight is done.
-absl::StatusOr<Job> AwaitAct(Api* api, Job job, const std::string& timeout) {
+absl::StatusOr<Job> AwaitAct(Api* api, Job job, const Act& act, const std::string& timeout) {
   const auto seconds = ParseDuration(timeout);
   if (!seconds.ok()) return UsageError(absl::StrCat("--timeout: ", seconds.status().message()));
   const absl::Time deadline = absl::Now() + absl::Seconds(*seconds);
-  while (job.state() == soup::v1::PAUSING || job.state() == soup::v1::CANCELLING) {
+  while (act.on_the_way.count(job.state()) > 0) {
     if (absl::Now() >= deadline) {
       return ErrorWithExitCode(ExitCode::kWaitTimeout,
                                absl::StrCat("job ", job.id(), " is still ",
@@ -122,28 +127,33 @@ absl::StatusOr<Job> AwaitAct(Api* api, Job job, const std::string& timeout) {
   return job;
 }
 
-absl::Status RunAct(Cli* cli, Act act, const ActFlags& flags) {
+absl::Status RunAct(Cli* cli, const Act& act, const ActFlags& flags) {
   SOUP_ASSIGN_OR_RETURN(const OutputFormat format, cli->Format(OutputFormat::kTable, kAllForms));
   SOUP_ASSIGN_OR_RETURN(Api * api, cli->GetApi());
   // By id from here on: a newer job may take the name at any time.
   SOUP_ASSIGN_OR_RETURN(Job job, api->Get(flags.job));
-  SOUP_ASSIGN_OR_RETURN(job, (api->*act)(job.id()));
+  SOUP_ASSIGN_OR_RETURN(job, (api->*act.call)(job.id()));
   if (flags.wait) {
-    SOUP_ASSIGN_OR_RETURN(job, AwaitAct(api, std::move(job), flags.timeout));
+    SOUP_ASSIGN_OR_RETURN(job, AwaitAct(api, std::move(job), act, flags.timeout));
   }
   cli->terminal.Say(absl::StrCat(Printable(job.spec().name()), " (", job.id(), ") is ",
                                  JobState_Name(job.state())));
   if (!cli->output_format.empty()) cli->PrintJob(job, format);
-  return absl::OkStatus();
+  // A resumed job may have failed, or stand still again, instead of running.
+  const bool resumed = act.call == &Api::Resume;
+  if (!flags.wait || !resumed || job.state() == soup::v1::RUNNING ||
+      job.state() == soup::v1::FINALIZING) {
+    return absl::OkStatus();
+  }
+  return JobOutcome(job);
 }
 
-void AddAct(CLI::App* app, Cli* cli, const char* name, const char* help, Act act, bool can_wait) {
+void AddAct(CLI::App* app, Cli* cli, const char* name, const char* help, const Act& act) {
   auto flags = std::make_shared<ActFlags>();
   CLI::App* verb =
       AddVerb(app, cli, name, help, [cli, act, flags] { return RunAct(cli, act, *flags); });
   verb->add_option("job", flags->job, "Id, or name of your newest job of that name")->required();
-  if (!can_wait) return;
-  CLI::Option* wait = verb->add_flag("--wait", flags->wait, "Until the step in flight is done");
+  CLI::Option* wait = verb->add_flag("--wait", flags->wait, act.wait_help);
   verb->add_option("--timeout", flags->timeout, "With --wait: at most so long (exit code 6)")
       ->capture_default_str()
       ->needs(wait);
@@ -173,11 +183,14 @@ void AddJobCommands(CLI::App* app, Cli* cli) {
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
 
-  AddAct(app, cli, "pause", "Stop a job after the step in flight, keeping its state", &Api::Pause,
-         /*can_wait=*/true);
-  AddAct(app, cli, "resume", "Put a paused job back in the queue", &Api::Resume,
-         /*can_wait=*/false);
-  AddAct(app, cli, "cancel", "End a job after the step in flight", &Api::Cancel, /*can_wait=*/true);
+  constexpr char kUntilStep[] = "Until the step in flight is done";
+  const std::set<JobState> stopping = {soup::v1::PAUSING, soup::v1::CANCELLING};
+  AddAct(app, cli, "pause", "Stop a job after the step in flight, keeping its state",
+         {&Api::Pause, stopping, kUntilStep});
+  AddAct(app, cli, "resume", "Put a paused job back in the queue",
+         {&Api::Resume, {soup::v1::QUEUED, soup::v1::PREPARING}, "Until it runs, or has ended"});
+  AddAct(app, cli, "cancel", "End a job after the step in flight",
+         {&Api::Cancel, stopping, kUntilStep});
 }
 
 }  // namespace soup::client
