@@ -168,7 +168,7 @@ absl::Status ShardStore::Rep::MakeRoom(int64_t bytes) {
   if (bytes > options.cap_bytes) {
     return absl::FailedPreconditionError(absl::StrCat(
         "shard store ", options.folder, ": the base needs ", bytes, " bytes, the cap of all is ",
-        options.cap_bytes, ": use base.format nf4, or raise the cap (--cache-cap)"));
+        options.cap_bytes, ": raise the cap (--cache-cap)"));
   }
   for (;;) {
     BaseKey victim;

@@ -164,11 +164,11 @@ absl::Status DaemonOrchestrator::CheckBaseFits(const cache::InspectedModel& mode
                                                engine::BaseFormat format,
                                                const std::string& user) const {
   const int64_t bytes = model.slab_bytes;
+  const char* smaller = format == engine::BaseFormat::kBf16 ? "use format nf4, or " : "";
   if (pinned_limit_ > 0 && bytes > pinned_limit_)
-    return absl::ResourceExhaustedError(
-        absl::StrCat("base: the model takes ", bytes, " bytes of host memory (", HumanBytes(bytes),
-                     "), soupd may pin ", pinned_limit_,
-                     " (--host-store-limit); use format nf4, or raise the limit"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "base: the model takes ", bytes, " bytes of host memory (", HumanBytes(bytes),
+        "), soupd may pin ", pinned_limit_, " (--host-store-limit); ", smaller, "raise the limit"));
   if (config_.quota_pinned_bytes > 0 && bytes > config_.quota_pinned_bytes)
     return absl::ResourceExhaustedError(
         absl::StrCat("base: the model takes ", bytes, " bytes of host memory, the quota of ", user,
@@ -182,7 +182,7 @@ absl::Status DaemonOrchestrator::CheckBaseFits(const cache::InspectedModel& mode
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       "base: the model takes ", bytes, " bytes of the shard cache (", HumanBytes(bytes),
-      "), which may hold ", cap, " (--cache-cap); use format nf4, or raise the cap"));
+      "), which may hold ", cap, " (--cache-cap); ", smaller, "raise the cap"));
 }
 
 absl::Status DaemonOrchestrator::CheckSubmit(const soup::v1::JobSpec& spec, const std::string& user,
