@@ -135,8 +135,9 @@ void AddWorkers(CLI::App& app, Config& c) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--worker-timeout", c.worker_heartbeat_timeout_seconds,
-                 "Seconds after which a silent worker is dead")
-      ->check(CLI::Range(1, 3600))
+                 "Seconds after which a silent worker is dead (3 at least: it tells of itself each "
+                 "second)")
+      ->check(CLI::Range(3, 3600))
       ->capture_default_str();
   app.add_option("--max-jobs-a-pass", c.max_jobs_a_pass, "Most jobs that share a pass")
       ->check(CLI::Range(1, 1024))

@@ -105,6 +105,7 @@ TEST_F(ConfigTest, WhatCannotWorkIsRefusedWithTheRemedy) {
   ExpectRefused({"--socket-mode", "0999"}, "octal");
   ExpectRefused({"--backend", "rocm"}, "auto, cpu, cuda");
   ExpectRefused({"--device", "-1"}, "--device");
+  ExpectRefused({"--worker-timeout", "2"}, "--worker-timeout: Value 2 not in range 3");
   ExpectRefused({"--model-root", dir_ / "none"}, "none");
   const auto no_worker = Parse({"--state-dir", dir_ / "state", "--worker-binary", dir_ / "none"},
                                /*with_places=*/false);
