@@ -142,6 +142,7 @@ absl::Status DaemonOrchestrator::AdoptUnfinished() {
                 : "soupd was restarted; the job goes on from its last step");
       if (moved.ok()) {
         now = *std::move(moved);
+        CountCutAttempt(AttemptBegun(record), &now);
       } else if (!absl::IsResourceExhausted(moved.status())) {
         return moved.status();
       } else {
@@ -161,6 +162,27 @@ absl::Status DaemonOrchestrator::AdoptUnfinished() {
     Adopt(now);
   }
   return absl::OkStatus();
+}
+
+absl::Time DaemonOrchestrator::AttemptBegun(const JobRecord& record) {
+  return record.attempt_started_unix_ms == 0 ? absl::InfiniteFuture()
+                                             : absl::FromUnixMillis(record.attempt_started_unix_ms);
+}
+
+void DaemonOrchestrator::CountCutAttempt(absl::Time begun, JobRecord* record) {
+  auto told = parts_.steps->Summary(record->id);
+  if (begun == absl::InfiniteFuture() || !told.ok() || told->steps_done == 0) return;
+  const auto last = parts_.steps->Read(record->id, told->steps_done - 1, 1);
+  if (!last.ok() || last->empty()) return;
+  const absl::Time ended = std::min(absl::FromUnixMillis(last->front().unix_ms()), absl::Now());
+  if (ended <= begun) return;  // no step was done in it
+  record->running_ms += absl::ToInt64Milliseconds(ended - begun);
+  JobUpdate update;
+  update.running_ms = record->running_ms;
+  const absl::Status written = parts_.store->UpdateJob(record->id, update);
+  if (!written.ok()) {
+    SOUP_LOG(kWarn, "jobs") << record->id << ": " << written.message();
+  }
 }
 
 void DaemonOrchestrator::Drain(absl::Time deadline) {

@@ -147,6 +147,11 @@ class DaemonOrchestrator final : public Orchestrator, private WorkerListener {
   Job* Find(const std::string& job_id);
   Job* Adopt(const JobRecord& record);
   absl::Status AdoptUnfinished();
+  // When the attempt under way began; InfiniteFuture: there is none.
+  static absl::Time AttemptBegun(const JobRecord& record);
+  // The death of an earlier soupd has ended the attempt that had `begun`, nobody knows when: counts
+  // its time up to the last step. `record` is the job's after that.
+  void CountCutAttempt(absl::Time begun, JobRecord* record);
   void UpdateQueuePositions();
   void Ping();
   bool Working() const;

@@ -51,7 +51,8 @@ struct JobRecord {
   int32_t device_losses = 0;  // Interrupted with WORKER_LOST or DEVICE_LOST while RUNNING, in a row
   // Time of earlier attempts (time limit). An attempt lasts from RUNNING until the job is no longer
   // RUNNING, PAUSING, CANCELLING or FINALIZING; one cut by a death of soupd (Interrupted without a
-  // reason) is not counted: nobody knows when it ended.
+  // reason, or by USER_REQUEST) is not counted here, since nobody knows when it ended: see
+  // JobUpdate::running_ms.
   int64_t running_ms = 0;
   int64_t attempt_started_unix_ms = 0;  // of the attempt under way; 0: none
   // Known once it is prepared; all of it is written by UpdateJob.

@@ -88,7 +88,8 @@ absl::Status ApplyTrigger(SqliteDb& db, JobRecord& record, JobTrigger trigger, R
     SOUP_RETURN_IF_ERROR(q.Run());
   } else if (!attempt_goes_on && record.attempt_started_unix_ms != 0) {
     const bool end_unknown =
-        trigger == JobTrigger::kInterrupted && reason == soup::v1::REASON_UNSPECIFIED;
+        trigger == JobTrigger::kInterrupted &&
+        (reason == soup::v1::REASON_UNSPECIFIED || reason == soup::v1::USER_REQUEST);
     if (!end_unknown) {
       record.running_ms += std::max<int64_t>(0, now_ms - record.attempt_started_unix_ms);
     }

@@ -26,9 +26,7 @@ void DaemonOrchestrator::TakeRecord(Job* job, const JobRecord& record) {
   job->device_losses = record.device_losses;
   job->queued_at = absl::FromUnixMillis(record.queued_unix_ms);
   job->ran_before_ms = record.running_ms;
-  job->run_started = record.attempt_started_unix_ms == 0
-                         ? absl::InfiniteFuture()
-                         : absl::FromUnixMillis(record.attempt_started_unix_ms);
+  job->run_started = AttemptBegun(record);
 }
 
 void DaemonOrchestrator::Move(Job* job, JobTrigger trigger, Reason reason,
@@ -68,6 +66,11 @@ void DaemonOrchestrator::MoveOnce(const std::string& job_id, JobTrigger trigger,
       Schedule();
     }
     return;
+  }
+  // What an earlier soupd left, and there was no room to write it at the start.
+  if (trigger == JobTrigger::kInterrupted && reason != soup::v1::WORKER_LOST &&
+      reason != soup::v1::DEVICE_LOST) {
+    CountCutAttempt(job->run_started, &*record);
   }
   TakeRecord(job, *record);
   LogOf(job_id,

@@ -428,5 +428,40 @@ TEST(LifeTest, ATimeLimitEndsTheJobWithACheckpoint) {
   EXPECT_TRUE(h.Adapter(job.id()).empty());
 }
 
+// The limit is on the time that the job has run, whoever died meanwhile.
+TEST(LifeTest, ATimeLimitCountsWhatRanBeforeSoupdWasKilled) {
+  constexpr int64_t kLimitSeconds = 6;
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("limited", Records());
+  spec.mutable_training()->set_epochs(20000);
+  spec.mutable_training()->set_batch_size(1);
+  spec.mutable_resources()->set_time_limit_seconds(kLimitSeconds);
+  const Job job = h.Submit(spec);
+  // Two seconds of steps in each of two attempts.
+  int64_t told = 0;
+  for (int kill = 0; kill < 2; ++kill) {
+    int64_t begun_ms = 0;
+    ASSERT_TRUE(h.WatchUntil(job.id(), absl::Seconds(60), [&](const soup::v1::WatchReply& reply) {
+      if (!reply.has_step() || reply.step().step() <= told) return false;
+      if (begun_ms == 0) begun_ms = reply.step().unix_ms();
+      return reply.step().unix_ms() >= begun_ms + 2000;
+    }));
+    h.KillSoupd();
+    ASSERT_TRUE(h.Start().ok());
+    told = h.Get(job.id()).steps_done();
+  }
+  const Job ended = h.WaitFor(job.id(), {soup::v1::SUCCEEDED, soup::v1::FAILED});
+  EXPECT_EQ(ended.state(), soup::v1::FAILED);
+  EXPECT_EQ(ended.reason(), soup::v1::TIME_LIMIT) << ended.message();
+  int64_t last_began_ms = 0, ended_ms = 0;
+  for (const soup::v1::JobEvent& event : h.Events(job.id())) {
+    if (event.state() == soup::v1::RUNNING) last_began_ms = event.unix_ms();
+    ended_ms = event.unix_ms();
+  }
+  EXPECT_LT(ended_ms - last_began_ms, (kLimitSeconds - 3) * 1000) << "four seconds had run before";
+  ExpectWholeHistory(h, job.id(), soup::v1::FAILED);
+}
+
 }  // namespace
 }  // namespace soup::daemon

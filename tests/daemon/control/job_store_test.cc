@@ -245,6 +245,11 @@ TEST_F(JobStoreTest, AttemptsAndDeviceLossesAreCounted) {
   EXPECT_EQ(job->device_losses, 0);
   EXPECT_EQ(job->running_ms, 1000);
   EXPECT_EQ(job->attempts, 2);
+  // Nor does anybody where it had been asked to pause.
+  ASSERT_TRUE(Move(id, T::kRunStarted).ok());
+  ASSERT_TRUE(Move(id, T::kPauseRequested, USER_REQUEST).ok());
+  ASSERT_TRUE(Move(id, T::kInterrupted, USER_REQUEST).ok());
+  EXPECT_EQ(store_->GetJob(id)->running_ms, 1000);
 }
 
 TEST_F(JobStoreTest, FilesBelongToThoseWhoUploadedThem) {
