@@ -231,6 +231,10 @@ absl::StatusOr<JobPreparer::Data> JobPreparer::MakePrepared(const JobRecord& rec
     files.push_back(source.file());
   if (record.spec.data().has_validation_file())
     files.push_back(record.spec.data().validation_file());
+  if (record.spec.lora().has_init_adapter()) {
+    files.push_back(record.spec.lora().init_adapter());
+    files.push_back(record.spec.lora().init_adapter_config());
+  }
   for (const soup::v1::FileRef& file : files) {
     if (auto s = CheckUpload(config_->FilePath(file.sha256()), file); !s.ok()) return fail(s);
   }
