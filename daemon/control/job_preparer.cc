@@ -236,6 +236,7 @@ absl::StatusOr<JobPreparer::Data> JobPreparer::MakePrepared(const JobRecord& rec
     files.push_back(record.spec.lora().init_adapter_config());
   }
   for (const soup::v1::FileRef& file : files) {
+    if (cancel->cancelled()) return fail(absl::CancelledError("cancelled"));
     if (auto s = CheckUpload(config_->FilePath(file.sha256()), file); !s.ok()) return fail(s);
   }
   request->set_output_path(DatasetPath(*config_, record.id));

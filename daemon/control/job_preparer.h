@@ -4,7 +4,8 @@
 //
 // What it learns is kept beside the job (dataset.sds, prepared.bin), so that a job is prepared
 // once: after a restart, only the base is fetched again. Blocking; thread-safe: call it on threads
-// of your own. Cancellation is obeyed within a second.
+// of your own. Cancellation is obeyed within a second, or when the file is through whose
+// SHA-256 is being taken.
 #ifndef SOUP_DAEMON_CONTROL_JOB_PREPARER_H_
 #define SOUP_DAEMON_CONTROL_JOB_PREPARER_H_
 

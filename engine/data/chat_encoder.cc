@@ -92,12 +92,9 @@ std::vector<Value> ValuesOf(const Conversation& c) {
   return messages;
 }
 
-// The text of a call's arguments; none: they are no text.
-const Value* TextArguments(const Value& call) {
+const Value* ArgumentsOf(const Value& call) {
   const Value* function = call.Find("function");
-  const Value* arguments =
-      (function != nullptr && function->is_dict() ? *function : call).Find("arguments");
-  return arguments != nullptr && arguments->is_string() ? arguments : nullptr;
+  return (function != nullptr && function->is_dict() ? *function : call).Find("arguments");
 }
 
 // Whether a rendering has all arguments that are texts as they were written, none encoded once
@@ -105,8 +102,8 @@ const Value* TextArguments(const Value& call) {
 bool WritesTexts(const Conversation& c, const std::string& text) {
   for (const Message& m : c.messages) {
     for (const Value& call : CallsOf(m)) {
-      const Value* arguments = TextArguments(call);
-      if (arguments == nullptr) continue;
+      const Value* arguments = ArgumentsOf(call);
+      if (arguments == nullptr || !arguments->is_string()) continue;
       jinja::Budget budget(int64_t{1} << 20, int64_t{1} << 26);
       const absl::StatusOr<std::string> encoded = jinja::ToJson(*arguments, {}, &budget);
       if (!encoded.ok() || absl::StrContains(text, *encoded) ||
@@ -136,11 +133,8 @@ void EachText(const Value& value, const std::function<void(const std::string&)>&
 // writes them as they are, and wants a text of JSON there.
 bool PrintsArguments(const Conversation& c, const std::string& text) {
   for (const Message& m : c.messages) {
-    const Value* calls = m.has_tool_calls ? m.value.Find("tool_calls") : nullptr;
-    if (calls == nullptr) continue;
-    for (const Value& call : calls->AsList()) {
-      const Value* function = call.Find("function");
-      const Value* arguments = (function != nullptr ? *function : call).Find("arguments");
+    for (const Value& call : CallsOf(m)) {
+      const Value* arguments = ArgumentsOf(call);
       if (arguments == nullptr || arguments->AsDict().empty()) continue;
       // No longer than the text that it would stand in.
       jinja::Budget budget(int64_t{1} << 20, static_cast<int64_t>(text.size()) + (1 << 16));
