@@ -93,6 +93,8 @@ class ForwardingBackend : public engine::Backend {
   void Gemm(const kernels::GemmArgs& a) override { next_.Gemm(a); }
   void GateUp(const kernels::GateUpArgs& a) override { next_.GateUp(a); }
   void DownBackward(const kernels::DownBackwardArgs& a) override { next_.DownBackward(a); }
+  void AdaptedProduct(const kernels::AdaptedProductArgs& a) override { next_.AdaptedProduct(a); }
+  void TurnedProduct(const kernels::TurnedProductArgs& a) override { next_.TurnedProduct(a); }
   int64_t fused_gate_rows() const override { return next_.fused_gate_rows(); }
   bool computes() const override { return next_.computes(); }
   bool chooses_gemms() const override { return next_.chooses_gemms(); }

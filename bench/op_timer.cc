@@ -157,12 +157,18 @@ void OpTimer::SwigluBackward(const kernels::SwigluBackwardArgs& a) {
 void OpTimer::Gemm(const kernels::GemmArgs& a) {
   Timed(ClassOf(a), [&] { next().Gemm(a); });
 }
-// The gate of its own, where it is one, counts as part of the product.
+// Gates and adapters, where they are kernels of their own, count as part of the product.
 void OpTimer::GateUp(const kernels::GateUpArgs& a) {
   Timed(OpClass::kGemm, [&] { next().GateUp(a); });
 }
 void OpTimer::DownBackward(const kernels::DownBackwardArgs& a) {
   Timed(OpClass::kGemm, [&] { next().DownBackward(a); });
+}
+void OpTimer::AdaptedProduct(const kernels::AdaptedProductArgs& a) {
+  Timed(OpClass::kGemm, [&] { next().AdaptedProduct(a); });
+}
+void OpTimer::TurnedProduct(const kernels::TurnedProductArgs& a) {
+  Timed(OpClass::kGemm, [&] { next().TurnedProduct(a); });
 }
 void OpTimer::LoraUp(const kernels::LoraUpArgs& a) {
   Timed(OpClass::kLora, [&] { next().LoraUp(a); });

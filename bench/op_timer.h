@@ -72,6 +72,8 @@ class OpTimer final : public ForwardingBackend {
   void Gemm(const kernels::GemmArgs& a) override;
   void GateUp(const kernels::GateUpArgs& a) override;
   void DownBackward(const kernels::DownBackwardArgs& a) override;
+  void AdaptedProduct(const kernels::AdaptedProductArgs& a) override;
+  void TurnedProduct(const kernels::TurnedProductArgs& a) override;
   void LoraUp(const kernels::LoraUpArgs& a) override;
   void LoraUpRope(const kernels::LoraUpRopeArgs& a) override;
   void LoraBack(const kernels::LoraBackArgs& a) override;

@@ -25,6 +25,17 @@ void WorkCounter::DownBackward(const kernels::DownBackwardArgs& args) {
   next().DownBackward(args);
 }
 
+void WorkCounter::AdaptedProduct(const kernels::AdaptedProductArgs& args) {
+  Product(2.0 * static_cast<double>(args.M) * static_cast<double>(args.N * args.K), args.M);
+  next().AdaptedProduct(args);
+}
+
+void WorkCounter::TurnedProduct(const kernels::TurnedProductArgs& args) {
+  const int64_t tokens = args.turned.up.T;
+  Product(2.0 * static_cast<double>(tokens) * static_cast<double>(args.N * args.K), tokens);
+  next().TurnedProduct(args);
+}
+
 void WorkCounter::Product(double flops, int64_t tokens) {
   const double rate = engine::RateAt(profile_.gemm_rates, tokens);
   work_.gemm_flops += flops;

@@ -28,6 +28,8 @@ class WorkCounter final : public ForwardingBackend {
   void Gemm(const kernels::GemmArgs& args) override;
   void GateUp(const kernels::GateUpArgs& args) override;
   void DownBackward(const kernels::DownBackwardArgs& args) override;
+  void AdaptedProduct(const kernels::AdaptedProductArgs& args) override;
+  void TurnedProduct(const kernels::TurnedProductArgs& args) override;
   void AttentionForward(const kernels::AttentionForwardArgs& args) override;
   void AttentionBackward(const kernels::AttentionBackwardArgs& args,
                          const engine::AttentionScratch& scratch) override;

@@ -274,11 +274,35 @@ struct LoraUpArgs {
   bool accumulate = true;
   const void* addend = nullptr;  // act; rows ldy apart
 };
+// A linear with its adapters, and a residual: y = x W^T + scale * u b^T + addend, W wt [N, K], b
+// act [N, R]; or the gradient of its input: y = x W + u b, W wt [K, N], b act [R, N] (transpose_w
+// false; scale 1, no addend). u act [M, R]. The product with its adapters is rounded to act once or
+// apart, as the backend does it; then with the addend once more.
+struct AdaptedProductArgs {
+  bool transpose_w;
+  const void* x;  // act [M, K]
+  const void* w;
+  void* y;  // act [M, N]; not x
+  int64_t M, N, K;
+  const void* u;
+  const void* b;
+  int64_t R;
+  float scale = 1;
+  const void* addend = nullptr;  // act [M, N]
+};
 // LoraUp added to y, then rope on the same rows (rope.x is up.y, up.accumulate), in one pass where
 // a backend can: nothing is rounded between then.
 struct LoraUpRopeArgs {
   LoraUpArgs up;
   RopeArgs rope;
+};
+// The product before it too: up.y = x W^T, then LoraUpRope. Product and adapters are rounded once
+// or apart, as the backend does it; then the turned heads once more.
+struct TurnedProductArgs {
+  const void* x;  // act [T, K]
+  const void* w;  // wt [N, K]
+  int64_t N, K;
+  LoraUpRopeArgs turned;  // up.y act [T, N], rows up.ldy apart
 };
 // q, k, v from their product, rounded once: y = rope(norm(x + bias + adapters)). Norm and rope are
 // of the Hq query heads and the Hkv key heads, each where it is given; v's heads follow them.

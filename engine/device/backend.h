@@ -174,8 +174,14 @@ class Backend {
   virtual void DownBackward(const kernels::DownBackwardArgs& args) {
     kernels::ForEachOp(args, [this](const auto& op) { Launch(op); });
   }
-  // From how many rows on those two may be kernels of their own, which ask for no Gemm
-  // (kernels::GateProductsTaken, act bf16); 0: never.
+  virtual void AdaptedProduct(const kernels::AdaptedProductArgs& args) {
+    kernels::ForEachOp(args, [this](const auto& op) { Launch(op); });
+  }
+  virtual void TurnedProduct(const kernels::TurnedProductArgs& args) {
+    kernels::ForEachOp(args, [this](const auto& op) { Launch(op); });
+  }
+  // From how many rows on those three may be kernels of their own, which ask for no Gemm
+  // (kernels::GateProductsTaken, AdaptedProductTaken, act bf16); 0: never.
   virtual int64_t fused_gate_rows() const { return 0; }
   // False for a backend that runs nothing: what it copies to the host is not written.
   virtual bool computes() const { return true; }
@@ -239,6 +245,7 @@ class Backend {
   void Launch(const kernels::SwigluForwardArgs& args) { SwigluForward(args); }
   void Launch(const kernels::SwigluBackwardArgs& args) { SwigluBackward(args); }
   void Launch(const kernels::LoraUpArgs& args) { LoraUp(args); }
+  void Launch(const kernels::LoraUpRopeArgs& args) { LoraUpRope(args); }
   void Launch(const kernels::HeadNormForwardArgs& args) { HeadNormForward(args); }
   void Launch(const kernels::RopeArgs& args) { Rope(args); }
 };

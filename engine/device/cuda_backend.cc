@@ -26,6 +26,7 @@
 #include "engine/device/host_mapping.h"
 #include "kernels/cuda/gate_products.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/hopper_attention.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/optimizer.h"
 
@@ -110,6 +111,10 @@ class Cuda final : public CudaOps {
     if (properties.major == kCudnnMajor) SOUP_RETURN_IF_ERROR(OpenCudnn());
     if (cuda::HasGateProducts()) {
       fused_gate_rows_ = options_.fused_gate_rows.value_or(cuda::kFusedGateRows);
+      if (const cudaError_t set = cuda::SetCacheAside(); set != cudaSuccess) {
+        SOUP_LOG(kInfo, "cuda") << "no part of the L2 cache can be set aside: "
+                                << cudaGetErrorString(set);
+      }
     }
     int value = 0;
     cudaDeviceGetAttribute(&value, cudaDevAttrHostRegisterReadOnlySupported, options_.device);
@@ -122,10 +127,7 @@ class Cuda final : public CudaOps {
   const char* name() const override { return "cuda"; }
   DType weight_type() const override { return DType::kBF16; }
 
-  // "cudnn-9.14.0"; empty: it is not here.
-  std::string attention_library() const {
-    return cudnn_ == nullptr ? std::string() : LibraryName(*cudnn_);
-  }
+  std::string attention_library() const { return AttentionLibrary(); }
 
   absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override {
     if (bytes < 0) return absl::InvalidArgumentError("an arena of negative size");
@@ -331,8 +333,8 @@ class Cuda final : public CudaOps {
     }
     cudnn_block_ = CudaBlock();
     SOUP_LOG(kInfo, "cuda") << "attention by our own kernels alone; cuDNN 9 would be faster from "
-                               "2,048 tokens a sequence on: "
-                            << error;
+                            << (cuda::HasHopperAttention() ? cuda::kHopperForwardTokens + 1 : 2048)
+                            << " tokens a sequence on: " << error;
     return absl::OkStatus();
   }
 

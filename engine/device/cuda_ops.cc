@@ -7,10 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/attention_library.h"
 #include "kernels/bf16.h"
+#include "kernels/cuda/adapted_product.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_f32.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gate_products.h"
+#include "kernels/cuda/hopper_attention.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/loss.h"
 #include "kernels/cuda/moe.h"
@@ -85,10 +87,36 @@ cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionBackwardArgs& a, const
           b.count};
 }
 
+// Whether what a library would take of a forward, or of a backward, is our own kernels' of this
+// device (docs/BENCHMARKS.md has the rates of both).
+bool Warpgroups(int64_t head_dim) {
+  return cuda::HasHopperAttention() && head_dim == cuda::kHopperAttentionHeadDim;
+}
+bool OwnForward(int64_t head_dim, int64_t length, bool library) {
+  return Warpgroups(head_dim) && (!library || length <= cuda::kHopperForwardTokens);
+}
+bool OwnBackward(int64_t head_dim, int64_t length_class, int64_t sequences, int64_t groups,
+                 bool library) {
+  return Warpgroups(head_dim) &&
+         (!library || cuda::HopperBackwardBlocks(length_class, sequences, groups) >=
+                          cuda::kHopperBackwardBlocks);
+}
+cuda::HopperAttentionBlock BlockOf(const kernels::AttentionForwardArgs& a, const AttentionCall& b) {
+  return {a.cu_seqlens[b.first], b.length, b.count};
+}
+cuda::HopperAttentionBlock BlockOf(const kernels::AttentionBackwardArgs& a,
+                                   const AttentionCall& b) {
+  return {a.cu_seqlens[b.first], b.length, b.count,
+          AttentionGroups(b.length, {a.Hq, a.Hkv, a.D}, a.library.workspace_limit, b.count)};
+}
+
 }  // namespace
 
-std::string CudaOps::LibraryName(const cuda::CudnnAttention& library) {
-  return absl::StrCat("cudnn-", library.version());
+std::string CudaOps::AttentionLibrary() const {
+  std::string name;
+  if (cudnn_ != nullptr) name = absl::StrCat("cudnn-", cudnn_->version());
+  if (cuda::HasHopperAttention()) absl::StrAppend(&name, name.empty() ? "" : "+", "sm_90a-1");
+  return name;
 }
 
 absl::Status CudaOps::UseActivations(DType type, void* product_scratch) {
@@ -149,6 +177,11 @@ void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
   Told(cuda::AttentionForward(a, Variant(a), *tiles, attention_, compute_.get()),
        "AttentionForward");
   for (const AttentionCall& block : part.blocks) {
+    if (OwnForward(a.D, block.length, cudnn_ != nullptr)) {
+      Told(cuda::HopperAttentionForward(a, BlockOf(a, block), attention_.sms, compute_.get()),
+           "AttentionForward by warpgroups");
+      continue;
+    }
     ByLibrary(cudnn_ == nullptr ? cudaErrorNotReady
                                 : cudnn_->Forward(a, ShapeOf(a, block), FirstOf(a, block)),
               "AttentionForward");
@@ -178,6 +211,14 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
   Told(cuda::AttentionBackward(a, Variant(a), tiles, attention_, compute_.get()),
        "AttentionBackward");
   for (const AttentionCall& block : part.blocks) {
+    const cuda::HopperAttentionBlock own = BlockOf(a, block);
+    if (OwnBackward(a.D, AttentionLengthClass(block.length), block.count, own.groups,
+                    cudnn_ != nullptr)) {
+      Told(cuda::HopperAttentionBackward(a, own, a.library.workspace, a.library.workspace_bytes,
+                                         compute_.get()),
+           "AttentionBackward by warpgroups");
+      continue;
+    }
     ByLibrary(cudnn_ == nullptr ? cudaErrorNotReady
                                 : cudnn_->Backward(a, ShapeOf(a, block), FirstOf(a, block),
                                                    a.library.workspace, a.library.workspace_bytes),
@@ -193,27 +234,45 @@ void CudaOps::ByLibrary(cudaError_t error, absl::string_view what) {
   }
   Told(error, absl::StrCat(what, " by cuDNN: ", cudnn_->last_error()));
 }
+// `groups`: key-value heads of its backward calls, 0: forward only. The workspace becomes what they
+// take.
+absl::Status CudaOps::PrepareLibrary(absl::string_view library, const AttentionPreparation& p,
+                                     int64_t groups, int64_t* workspace) {
+  MakeRoomForLibraryCode();
+  std::string error;
+  int64_t taken = 0;
+  if (!cudnn_->Prepare({p.length_class, p.exact, p.heads, p.kv_heads, p.head_dim, p.row_stride,
+                        groups, p.sequences},
+                       &taken, &error)) {
+    return absl::InternalError(absl::StrCat(library, " refuses attention over ", p.sequences, " x ",
+                                            p.length_class, " tokens, ", p.heads, "/", p.kv_heads,
+                                            " heads of ", p.head_dim, ": ", error,
+                                            "; without it on the library path jobs are planned "
+                                            "for our own kernels"));
+  }
+  if (groups > 0) *workspace = taken;
+  return absl::OkStatus();
+}
 absl::Status CudaOps::PrepareAttention(absl::string_view library,
                                        absl::Span<const AttentionPreparation> sequences) {
-  const std::string have = cudnn_ == nullptr ? "no such library" : LibraryName(*cudnn_);
+  const std::string have = AttentionLibrary();
   if (have != library) {
     return absl::FailedPreconditionError(
-        absl::StrCat("attention was planned for ", library, " and this worker has ", have,
+        absl::StrCat("attention was planned for ", library, " and this worker has ",
+                     have.empty() ? "no such library" : have,
                      ": other bits would come out. Run the job where it was planned, or submit it "
                      "again"));
   }
-  MakeRoomForLibraryCode();
   for (const AttentionPreparation& p : sequences) {
-    int64_t workspace = 0;
-    std::string error;
-    if (!cudnn_->Prepare({p.length_class, p.exact, p.heads, p.kv_heads, p.head_dim, p.row_stride,
-                          p.groups, p.sequences},
-                         &workspace, &error)) {
-      return absl::InternalError(absl::StrCat(library, " refuses attention over ", p.sequences,
-                                              " x ", p.length_class, " tokens, ", p.heads, "/",
-                                              p.kv_heads, " heads of ", p.head_dim, ": ", error,
-                                              "; without it on the library path jobs are planned "
-                                              "for our own kernels"));
+    int64_t workspace = 0, by_library = p.groups;
+    if (p.groups > 0 &&
+        OwnBackward(p.head_dim, p.length_class, p.sequences, p.groups, cudnn_ != nullptr)) {
+      by_library = 0;
+      workspace = cuda::HopperAttentionWorkspace(p.heads, p.kv_heads,
+                                                 {0, p.length_class, p.sequences, p.groups});
+    }
+    if (!OwnForward(p.head_dim, p.length_class, cudnn_ != nullptr)) {
+      SOUP_RETURN_IF_ERROR(PrepareLibrary(library, p, by_library, &workspace));
     }
     if (workspace > p.workspace_bytes) {
       return absl::InternalError(
@@ -258,6 +317,16 @@ void CudaOps::DownBackward(const kernels::DownBackwardArgs& a) {
     return Backend::DownBackward(a);
   }
   Told(cuda::DownBackward(a, compute_.get()), "DownBackward");
+}
+void CudaOps::AdaptedProduct(const kernels::AdaptedProductArgs& a) {
+  if (f32() || !kernels::AdaptedProductTaken(fused_gate_rows_, a.M, a.N, a.K, a.R)) {
+    return Backend::AdaptedProduct(a);
+  }
+  Told(cuda::AdaptedProduct(a, compute_.get()), "AdaptedProduct");
+}
+void CudaOps::TurnedProduct(const kernels::TurnedProductArgs& a) {
+  if (f32() || !kernels::TurnedProductTaken(fused_gate_rows_, a)) return Backend::TurnedProduct(a);
+  Told(cuda::TurnedProduct(a, compute_.get()), "TurnedProduct");
 }
 template <typename Args>
 void CudaOps::Products(const Args& a) {

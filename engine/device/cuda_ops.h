@@ -42,6 +42,8 @@ class CudaOps : public Backend {
   void Gemm(const kernels::GemmArgs& args) override;
   void GateUp(const kernels::GateUpArgs& args) override;
   void DownBackward(const kernels::DownBackwardArgs& args) override;
+  void AdaptedProduct(const kernels::AdaptedProductArgs& args) override;
+  void TurnedProduct(const kernels::TurnedProductArgs& args) override;
   int64_t fused_gate_rows() const override { return fused_gate_rows_; }
   void LoraUp(const kernels::LoraUpArgs& args) override;
   void LoraUpRope(const kernels::LoraUpRopeArgs& args) override;
@@ -92,8 +94,9 @@ class CudaOps : public Backend {
   }
   // Before the first plans of an attention library are made.
   virtual void MakeRoomForLibraryCode() = 0;
-  // "cudnn-9.14.0", as in MachineProfile::attention_library.
-  static std::string LibraryName(const kernels::cuda::CudnnAttention& library);
+  // "cudnn-9.14.0+sm_90a-1", as in MachineProfile::attention_library: what has a part in the
+  // sequences that a library's kernels or ours for this device take. Empty: neither is here.
+  std::string AttentionLibrary() const;
   absl::Status Check(cudaError_t error, absl::string_view what) {
     return error == cudaSuccess ? absl::OkStatus() : Keep(CudaStatus(error, what));
   }
@@ -109,6 +112,8 @@ class CudaOps : public Backend {
   }
   void GatherOnHost(const kernels::GatherRowsArgs& args);
   void ByLibrary(cudaError_t error, absl::string_view what);
+  absl::Status PrepareLibrary(absl::string_view library, const AttentionPreparation& preparation,
+                              int64_t groups, int64_t* workspace);
 
   DType act_ = DType::kBF16;
   void* product_scratch_ = nullptr;  // kProductScratchBytes, of the pass

@@ -29,6 +29,17 @@ void GemmRecorder::GateUp(const kernels::GateUpArgs& a) {
 void GemmRecorder::DownBackward(const kernels::DownBackwardArgs& a) {
   if (!gates_taken(a.T, a.H, a.I)) Backend::DownBackward(a);
 }
+void GemmRecorder::AdaptedProduct(const kernels::AdaptedProductArgs& a) {
+  if (act_ == DType::kBF16 && kernels::AdaptedProductTaken(fused_gate_rows_, a.M, a.N, a.K, a.R)) {
+    return;
+  }
+  Backend::AdaptedProduct(a);
+}
+
+void GemmRecorder::TurnedProduct(const kernels::TurnedProductArgs& a) {
+  if (act_ == DType::kBF16 && kernels::TurnedProductTaken(fused_gate_rows_, a)) return;
+  Backend::TurnedProduct(a);
+}
 
 template <typename Args>
 void GemmRecorder::Products(const Args& args) {

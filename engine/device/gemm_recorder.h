@@ -74,6 +74,8 @@ class GemmRecorder final : public Backend {
   void Gemm(const kernels::GemmArgs& args) override;
   void GateUp(const kernels::GateUpArgs& args) override;
   void DownBackward(const kernels::DownBackwardArgs& args) override;
+  void AdaptedProduct(const kernels::AdaptedProductArgs& args) override;
+  void TurnedProduct(const kernels::TurnedProductArgs& args) override;
   int64_t fused_gate_rows() const override { return fused_gate_rows_; }
   bool computes() const override { return false; }
   bool chooses_gemms() const override { return false; }

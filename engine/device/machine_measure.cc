@@ -592,7 +592,7 @@ MeasureOptions ThoroughMeasure(const Backend& backend) {
 
 absl::Status CheckAttentionLibrary(Backend* backend, MachineProfile* profile) {
   if (profile->attention_library.empty()) return absl::OkStatus();
-  constexpr int64_t kTokens = 4096;
+  constexpr int64_t kTokens = 16384;  // long enough for the library wherever our kernels stand in
   const AttentionWidths widths = {32, 8, 128};
   const AttentionShare share = ChooseAttentionShare(profile->attention_library,
                                                     profile->device_memory_bytes, kTokens, widths);

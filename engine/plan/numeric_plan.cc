@@ -27,7 +27,7 @@ constexpr int64_t kCudaRowTile = 64;
 constexpr int64_t kCudaHeadDims[] = {16, 32, 64, 96, 128, 256};
 // 2: the head's rows in buckets; 3: the shuffle window; 4: q, k, v from an fp32 product
 // (QkvFinish); 5: the gate within the products beside it
-constexpr int kNumericPlanVersion = 6;
+constexpr int kNumericPlanVersion = 7;
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -360,9 +360,11 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
   std::byte* u = LowRank(item, Group::kQkv, a);
   LoraLowRank(env_, item, layer, Group::kQkv, scratch_.hidden, u, scratch_.lora);
   if (item.lora->turns) {
-    LinearForward(env_, scratch_.hidden, item.T, w, a.qkv, row, nullptr);
-    LoraUpTurned(env_, item, layer, Group::kQkv, u,
-                 RopeRows(item, layer, 0, item.T, 0, a.qkv, row, /*inverse=*/false));
+    env_.backend->TurnedProduct(
+        {scratch_.hidden, w.data, w.rows, w.cols,
+         LoraUpTurned(item, layer, Group::kQkv, u,
+                      RopeRows(item, layer, 0, item.T, 0, a.qkv, row, /*inverse=*/false))});
+    env_.progress->fetch_add(1, std::memory_order_relaxed);
   } else {
     const bool apart = act == DTypeBytes(DType::kBF16);
     float* product = apart ? scratch_.qkv_product : reinterpret_cast<float*>(a.qkv);
@@ -398,6 +400,15 @@ void DecoderLayer::Qkv(const PassItemState& item, int64_t layer, const std::byte
 // the product first there.
 void DecoderLayer::IntoResidual(const ResidualProduct& p) {
   const int64_t h = env_.spec.hidden;
+  const bool biased = env_.layout(p.layer).bias_offset[static_cast<int>(p.group)] >= 0;
+  if (p.residual != nullptr && !biased && AdaptersWithinProduct(p.item, p.layer, p.group, p.w)) {
+    const LoraSite& site = p.item.lora->site(p.layer, p.group);
+    LoraLowRank(env_, p.item, p.layer, p.group, p.x, p.low_rank, scratch_.lora);
+    env_.backend->AdaptedProduct({true, p.x, p.w.data, p.out, p.item.T, h, p.w.cols, p.low_rank,
+                                  site.b, p.item.lora->r, p.item.lora->scale, p.residual});
+    env_.progress->fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   if (p.residual != nullptr && LoraTakesResidual(env_, p.item, p.layer, p.group)) {
     LinearForward(env_, p.x, p.item.T, p.w, p.out, h, nullptr);
     Bias(p.item, p.layer, p.slab, p.group, p.out, h);
@@ -414,6 +425,16 @@ void DecoderLayer::IntoResidual(const ResidualProduct& p) {
   LinearForward(env_, p.x, p.item.T, p.w, p.out, h, p.residual);
   Bias(p.item, p.layer, p.slab, p.group, p.out, h);
   LoraForward(env_, p.item, p.layer, p.group, p.x, p.low_rank, p.out, h, scratch_.lora);
+}
+
+// Whether the backend makes the product of a group and that of its adapters as one.
+bool DecoderLayer::AdaptersWithinProduct(const PassItemState& item, int64_t layer, Group group,
+                                         const GroupWeight& w) const {
+  if (!item.lora->adapts(group) || env_.act_bytes != DTypeBytes(DType::kBF16)) return false;
+  const int64_t rank = item.lora->site(layer, group).linears.count * item.lora->r;
+  return item.lora->columns() == item.lora->r &&
+         kernels::AdaptedProductTaken(env_.backend->fused_gate_rows(), item.T, w.rows, w.cols,
+                                      rank);
 }
 
 // middle = x + attention Wo^T, normed first where the family does.

@@ -149,6 +149,8 @@ class DecoderLayer {
   void GateUp(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
               const LayerActivations& a, std::byte* act, bool wanted);
   bool GatesWithinProduct(const PassItemState& item, int64_t layer, Group group) const;
+  bool AdaptersWithinProduct(const PassItemState& item, int64_t layer, Group group,
+                             const GroupWeight& w) const;
   bool BackThroughGate(const PassItemState& item, int64_t layer) const;
   void Down(const PassItemState& item, int64_t layer, const std::byte* slab, const GroupWeight& w,
             const LayerActivations& a);

@@ -174,6 +174,14 @@ void DecoderLayer::BackwardGateUp(const PassItemState& item, int64_t layer, cons
 // between, and the product on top: the sum is rounded once, and theirs is only written.
 void DecoderLayer::InputGradient(const PassItemState& item, int64_t layer, Group group,
                                  const std::byte* dy, const GroupWeight& w, std::byte* dx) {
+  if (AdaptersWithinProduct(item, layer, group, w) && !LoraDrops(item)) {
+    const LoraSite& site = item.lora->site(layer, group);
+    env_.backend->AdaptedProduct({false, dy, w.data, dx, item.T, w.cols, w.rows,
+                                  scratch_.lora.d_low_rank, site.a,
+                                  site.linears.count * item.lora->r});
+    env_.progress->fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   const bool first = item.lora->adapts(group) && !LoraDrops(item);
   if (first) LoraBackwardInput(env_, item, layer, group, /*accumulate=*/false, dx, scratch_.lora);
   LinearBackward(env_, dy, item.T, w, dx, /*accumulate=*/first);

@@ -140,12 +140,12 @@ void LoraForwardAlone(const PassEnv& env, const PassItemState& item, int64_t lay
   env.backend->LoraUp(args);
 }
 
-void LoraUpTurned(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,
-                  const std::byte* u, const kernels::RopeArgs& rope) {
+kernels::LoraUpRopeArgs LoraUpTurned(const PassItemState& item, int64_t layer, Group group,
+                                     const std::byte* u, const kernels::RopeArgs& rope) {
   const kernels::LoraUpRopeArgs args = {
       UpArgs(item, layer, group, u, static_cast<std::byte*>(rope.x), rope.row_stride), rope};
   SOUP_CHECK(kernels::LoraUpRopeTaken(args));  // what AdaptersTurn promises
-  env.backend->LoraUpRope(args);
+  return args;
 }
 
 void LoraBackwardUp(const PassEnv& env, const PassItemState& item, int64_t layer, Group group,

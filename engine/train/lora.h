@@ -49,9 +49,9 @@ void LoraForwardOnResidual(const PassEnv& env, const PassItemState& item, int64_
 void LoraForwardAlone(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
                       const std::byte* x, std::byte* u, std::byte* y, const LoraScratch& scratch);
 
-// The same of a u that LoraLowRank has made, added to y, and rope on y's rows.
-void LoraUpTurned(const PassEnv& env, const PassItemState& item, int64_t layer, Group g,
-                  const std::byte* u, const kernels::RopeArgs& rope);
+// The same of a u that LoraLowRank has made, added to y, and rope on y's rows: an op's arguments.
+kernels::LoraUpRopeArgs LoraUpTurned(const PassItemState& item, int64_t layer, Group g,
+                                     const std::byte* u, const kernels::RopeArgs& rope);
 
 // The norm that made an adapted input: norm(x). `normed`: scratch for it, act [T, H].
 struct LoraNorm {

@@ -1,11 +1,10 @@
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/gate.cuh"
 #include "kernels/cuda/gate_products.h"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/hopper_launch.cuh"
 #include "kernels/cuda/hopper_product.cuh"
 
 namespace soup::kernels::cuda {
@@ -121,80 +120,23 @@ struct DownBackwardFinisher {
 
 template <bool GELU>
 __global__ void __launch_bounds__(hopper::kThreads, 1)
-    GateUpKernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                 const hopper::Shape shape, const GateUpOut out) {
+    GateUpKernel(const hopper::Shape shape, const __grid_constant__ CUtensorMap x,
+                 const __grid_constant__ CUtensorMap w, const GateUpOut out) {
 #if SOUP_ON_HOPPER
   const int thread = static_cast<int>(threadIdx.x) - (128 - kFinishers);
-  hopper::Product(x, w, shape, GateUpFinisher<GELU>{out, thread});
+  hopper::Product(x, w, shape, GateUpFinisher<GELU>{out, thread}, hopper::NoAdapters{});
 #endif
 }
 
 template <bool GELU>
 __global__ void __launch_bounds__(hopper::kThreads, 1)
-    DownBackwardKernel(const __grid_constant__ CUtensorMap dy,
-                       const __grid_constant__ CUtensorMap w, const hopper::Shape shape,
-                       const DownBackwardOut out) {
+    DownBackwardKernel(const hopper::Shape shape, const __grid_constant__ CUtensorMap dy,
+                       const __grid_constant__ CUtensorMap w, const DownBackwardOut out) {
 #if SOUP_ON_HOPPER
   const int thread = static_cast<int>(threadIdx.x) - (128 - kFinishers);
-  hopper::Product(dy, w, shape, DownBackwardFinisher<GELU>{out, thread, {}, {}});
+  hopper::Product(dy, w, shape, DownBackwardFinisher<GELU>{out, thread, {}, {}},
+                  hopper::NoAdapters{});
 #endif
-}
-
-// The driver's maker of tensor maps; null where there is none.
-PFN_cuTensorMapEncodeTiled_v12000 MapMaker() {
-  static const PFN_cuTensorMapEncodeTiled_v12000 maker = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t asked = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
-                                                               12000, cudaEnableDefault, &result);
-    if (asked != cudaSuccess) cudaGetLastError();
-    const bool ok = asked == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return ok ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found) : nullptr;
-  }();
-  return maker;
-}
-
-// Boxes of box_rows x 64 of a bf16 matrix [rows, columns]; zeros beyond it.
-cudaError_t MakeMap(const void* matrix, int64_t rows, int64_t columns, int box_rows,
-                    CUtensorMap* map) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t stride[1] = {static_cast<cuuint64_t>(columns) * 2};
-  const cuuint32_t box[2] = {hopper::kTileK, static_cast<cuuint32_t>(box_rows)}, step[2] = {1, 1};
-  const CUresult made =
-      MapMaker()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, stride,
-                 box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-// A launch of clusters of two. `clusters`: how many of them the device runs at a time; 0: ask it.
-template <typename... Params, typename Out>
-cudaError_t Launch(void (*kernel)(Params...), int* clusters, const CUtensorMap& a,
-                   const CUtensorMap& b, hopper::Shape shape, const Out& out, cudaStream_t stream) {
-  cudaLaunchAttribute pairs{};
-  pairs.id = cudaLaunchAttributeClusterDimension;
-  pairs.val.clusterDim.x = 2;
-  pairs.val.clusterDim.y = pairs.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(2);
-  config.blockDim = dim3(hopper::kThreads);
-  config.dynamicSmemBytes = hopper::kSharedBytes;
-  config.stream = stream;
-  config.attrs = &pairs;
-  config.numAttrs = 1;
-  if (*clusters == 0) {
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             hopper::kSharedBytes);
-    if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(clusters, kernel, &config);
-    if (error != cudaSuccess) return error;
-    if (*clusters == 0) return cudaErrorNotSupported;
-  }
-  const int tiles =
-      (shape.M + hopper::kClusterM - 1) / hopper::kClusterM * ((shape.N + kTileN - 1) / kTileN);
-  shape.clusters = std::min(*clusters, tiles);
-  config.gridDim = dim3(static_cast<unsigned>(2 * shape.clusters));
-  const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, a, b, shape, out);
-  return launched != cudaSuccess ? launched : cudaGetLastError();
 }
 
 // What is common to both: sizes that a launch can count in, maps that can be made.
@@ -209,21 +151,13 @@ cudaError_t Check(const Args& a) {
 
 }  // namespace
 
-bool HasGateProducts() {
-#ifdef SOUP_CUDA_SM90A
-  static const bool has = [] {
-    int device = 0, major = 0, minor = 0;
-    const bool told =
-        cudaGetDevice(&device) == cudaSuccess &&
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
-    if (!told) cudaGetLastError();
-    return told && major == 9 && minor == 0 && MapMaker() != nullptr;
-  }();
-  return has;
-#else
-  return false;
-#endif
+bool HasGateProducts() { return HasTensorMaps(); }
+
+cudaError_t SetCacheAside() {
+  const cudaError_t set =
+      cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, hopper::kSetAsideBytes);
+  if (set != cudaSuccess) cudaGetLastError();
+  return set;
 }
 
 cudaError_t GateUp(const GateUpArgs& a, cudaStream_t stream) {
@@ -232,18 +166,18 @@ cudaError_t GateUp(const GateUpArgs& a, cudaStream_t stream) {
   if (!Aligned16(a.x) || !Aligned16(a.y)) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
   CUtensorMap x, w;
-  error = MakeMap(a.x, a.T, a.H, hopper::kRowsOfA, &x);
-  if (error == cudaSuccess) error = MakeMap(a.w, 2 * a.I, a.H, hopper::kRowsOfB, &w);
+  error = hopper::MakeMap(a.x, a.T, a.H, hopper::kRowsOfA, &x);
+  if (error == cudaSuccess) error = hopper::MakeMap(a.w, 2 * a.I, a.H, hopper::kRowsOfB, &w);
   if (error != cudaSuccess) return error;
   const int T = static_cast<int>(a.T), I = static_cast<int>(a.I), H = static_cast<int>(a.H);
   const GateUpOut out{a.wanted ? static_cast<uint4*>(a.gate_up) : nullptr, static_cast<uint4*>(a.y),
                       T, I};
   // A last tile of less than 128 columns of each: rows of up for gate's, which nobody looks at.
-  const hopper::Shape shape{T, (I + 127) / 128 * kTileN, H, 0};
+  const hopper::Shape shape{T, (I + 127) / 128 * kTileN, H, static_cast<const uint8_t*>(a.x)};
   static int silu = 0, gelu = 0;
   return a.gate == GateActivation::kGeluTanh
-             ? Launch(GateUpKernel<true>, &gelu, x, w, shape, out, stream)
-             : Launch(GateUpKernel<false>, &silu, x, w, shape, out, stream);
+             ? hopper::Launch(GateUpKernel<true>, &gelu, shape, stream, x, w, out)
+             : hopper::Launch(GateUpKernel<false>, &silu, shape, stream, x, w, out);
 }
 
 cudaError_t DownBackward(const DownBackwardArgs& a, cudaStream_t stream) {
@@ -252,16 +186,16 @@ cudaError_t DownBackward(const DownBackwardArgs& a, cudaStream_t stream) {
   if (!Aligned16(a.dy) || !Aligned16(a.d_act)) return cudaErrorInvalidValue;
   if (a.T == 0) return cudaSuccess;
   CUtensorMap dy, w;
-  error = MakeMap(a.dy, a.T, a.H, hopper::kRowsOfA, &dy);
-  if (error == cudaSuccess) error = MakeMap(a.w, a.H, a.I, hopper::kTileK, &w);
+  error = hopper::MakeMap(a.dy, a.T, a.H, hopper::kRowsOfA, &dy);
+  if (error == cudaSuccess) error = hopper::MakeMap(a.w, a.H, a.I, hopper::kTileK, &w);
   if (error != cudaSuccess) return error;
   const int T = static_cast<int>(a.T), I = static_cast<int>(a.I), H = static_cast<int>(a.H);
   const DownBackwardOut out{static_cast<uint4*>(a.d_act), static_cast<uint4*>(a.gate_up), T, I};
-  const hopper::Shape shape{T, I, H, 0};
+  const hopper::Shape shape{T, I, H, static_cast<const uint8_t*>(a.dy)};
   static int silu = 0, gelu = 0;
   return a.gate == GateActivation::kGeluTanh
-             ? Launch(DownBackwardKernel<true>, &gelu, dy, w, shape, out, stream)
-             : Launch(DownBackwardKernel<false>, &silu, dy, w, shape, out, stream);
+             ? hopper::Launch(DownBackwardKernel<true>, &gelu, shape, stream, dy, w, out)
+             : hopper::Launch(DownBackwardKernel<false>, &silu, shape, stream, dy, w, out);
 }
 
 }  // namespace soup::kernels::cuda

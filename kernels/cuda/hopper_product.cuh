@@ -35,8 +35,14 @@ inline constexpr int kGroup = 8;  // tiles of M before the next of N
 
 struct Shape {
   int M, N, K;
-  int clusters;  // of the grid
+  // A, where its rows of a group are to stay in the L2 cache; else null.
+  const uint8_t* kept;
+  int clusters = 0;  // of the grid
 };
+// What of A may stay there, and the part of the cache that is set aside for it: by measurement, of
+// 60 MB (docs/BENCHMARKS.md). More would take what kernels before and behind leave for one another.
+inline constexpr int64_t kKeptBytes = int64_t{18} << 20;
+inline constexpr size_t kSetAsideBytes = size_t{15} << 20;
 
 #if SOUP_ON_HOPPER
 
@@ -44,6 +50,16 @@ struct Shape {
 // turned so that neither side meets itself in a bank.
 __device__ __forceinline__ uint32_t InHalf(int r, int c) {
   return (c / 8) * (kHalfRows * 128) + r * 128 + ((c ^ r) & 7) * 16;
+}
+
+// This block's share of A's lines are as any other's again. By the warpgroups that multiply.
+__device__ __forceinline__ void LetGo(const Shape& shape) {
+  constexpr int kLine = 128, kBy = kThreads - 128;
+  const int64_t bytes = static_cast<int64_t>(shape.M) * shape.K * 2 / kLine * kLine;
+  const int64_t first = (blockIdx.x * kBy + threadIdx.x - 128) * int64_t{kLine};
+  for (int64_t at = first; at < bytes; at += static_cast<int64_t>(gridDim.x) * kBy * kLine) {
+    LetGo128(shape.kept + at);
+  }
 }
 
 // First row and column of tile t of this block.
@@ -56,15 +72,33 @@ __device__ __forceinline__ void TileOf(const Shape& shape, int t, int rank, int*
   *n = in / rows * kTileN;
 }
 
+// Adapters have
+//   const CUtensorMap *u, *v;
+//   float scale;
+//   int Slices(int n)             of tile n: none, or as many as hold their columns of U
+//   int ColumnOfU(int n)          first of them
+//   int RowOfV(int n, int half)   as a finisher's RowOfB
+struct NoAdapters {
+  const CUtensorMap* u = nullptr;
+  const CUtensorMap* v = nullptr;
+  float scale = 1.f;
+  __device__ static constexpr int Slices(int) { return 0; }
+  __device__ static constexpr int ColumnOfU(int) { return 0; }
+  __device__ static constexpr int RowOfV(int, int) { return 0; }
+};
+
 // A Finisher has
 //   static constexpr bool kColumnsFirst   B lies as [K, N]; else as [N, K]
 //   int RowOfB(int n, int half)           else: first of the 128 rows that are that half of tile n
 //   void Fetch(int row, int n)            what it reads beside: 64 rows from `row`, tile n
 //   void Finish(uint32_t half, int row, int n)   the same rows of C, in shared memory by InHalf
 // Fetch and Finish are called in turns by kFinishers threads, `thread` of them in its constructor.
-template <typename Finisher>
+//
+// With adapters C = A op(B) + scale U op(V): the slices of U and V come first, by boxes as A and B.
+template <typename Finisher, typename Adapters>
 __device__ __forceinline__ void Product(const CUtensorMap& map_a, const CUtensorMap& map_b,
-                                        const Shape& shape, Finisher finisher) {
+                                        const Shape& shape, Finisher finisher,
+                                        const Adapters adapters) {
   extern __shared__ uint8_t shared[];
   const uint32_t base = (SharedAddress(shared) + kAlignment - 1) & ~(kAlignment - 1);
   const uint32_t halves = base + kStages * kStageBytes, barriers = halves + 2 * kHalfBytes;
@@ -104,18 +138,23 @@ __device__ __forceinline__ void Product(const CUtensorMap& map_a, const CUtensor
       for (int t = first_tile; t < tiles; t += shape.clusters) {
         int m, n;
         TileOf(shape, t, rank, &m, &n);
-        for (int k = 0; k < slices; ++k, next()) {
+        for (int k = -adapters.Slices(n); k < slices; ++k, next()) {
           BarrierWait(empty(stage), turn ^ 1);
           BarrierExpect(full(stage), kStageBytes);
           const uint32_t a = base + stage * kStageBytes;
           const uint32_t b = a + kBytesOfA + rank * (kBytesOfB / 2);
-          CopyTile(a, &map_a, k * kTileK, m, full(stage));
+          const bool adapter = k < 0;
+          const int at = (adapter ? k + adapters.Slices(n) : k) * kTileK;
+          CopyTile(a, adapter ? adapters.u : &map_a, adapter ? adapters.ColumnOfU(n) + at : at, m,
+                   full(stage), shape.kept != nullptr && !adapter ? kCacheLongest : kCacheNormally);
+          const CUtensorMap* const right = adapter ? adapters.v : &map_b;
           if constexpr (Finisher::kColumnsFirst) {
             const int column = n + rank * kRowsOfB;
-            CopyTileToBoth(b, &map_b, column, k * kTileK, full(stage));
-            CopyTileToBoth(b + kBytesOfB / 4, &map_b, column + 64, k * kTileK, full(stage));
+            CopyTileToBoth(b, right, column, at, full(stage), kCacheNormally);
+            CopyTileToBoth(b + kBytesOfB / 4, right, column + 64, at, full(stage), kCacheNormally);
           } else {
-            CopyTileToBoth(b, &map_b, k * kTileK, finisher.RowOfB(n, rank), full(stage));
+            const int row = adapter ? adapters.RowOfV(n, rank) : finisher.RowOfB(n, rank);
+            CopyTileToBoth(b, right, at, row, full(stage), kCacheNormally);
           }
         }
       }
@@ -152,7 +191,10 @@ __device__ __forceinline__ void Product(const CUtensorMap& map_a, const CUtensor
       const auto release = [&] {
         if (before >= 0 && thread < 2) BarrierArriveAt(empty(before), thread);
       };
-      for (int k = 0; k < slices; ++k) {
+      int m, n;
+      TileOf(shape, t, rank, &m, &n);
+      const int extra = adapters.Slices(n);
+      for (int k = 0; k < extra + slices; ++k) {
         BarrierWait(full(stage), turn);
         const uint64_t at = static_cast<uint64_t>(stage) * (kStageBytes / 16);
         Pin(sums);
@@ -170,6 +212,12 @@ __device__ __forceinline__ void Product(const CUtensorMap& map_a, const CUtensor
           stage = 0;
           turn ^= 1;
         }
+        if (k + 1 == extra && adapters.scale != 1.f) {
+          WarpgroupWait<0>();
+          Pin(sums);
+#pragma unroll
+          for (int i = 0; i < 128; ++i) sums[i] *= adapters.scale;
+        }
       }
       WarpgroupWait<0>();
       Pin(sums);
@@ -177,14 +225,12 @@ __device__ __forceinline__ void Product(const CUtensorMap& map_a, const CUtensor
       BarrierWait(taken(half), tile_turn ^ 1);
 #pragma unroll
       for (int c = 0; c < kTileN / 8; c += 2) {
-        const auto pair = [&](int i) {
-          const __nv_bfloat162 p = __floats2bfloat162_rn(sums[4 * c + i], sums[4 * c + i + 1]);
-          return *reinterpret_cast<const uint32_t*>(&p);
-        };
+        const auto pair = [&](int i) { return Pair(sums[4 * c + i], sums[4 * c + i + 1]); };
         StoreMatrices(out + InHalf(row, c + right), pair(0), pair(2), pair(4), pair(6));
       }
       BarrierArrive(made(half));
     }
+    if (shape.kept != nullptr) LetGo(shape);
   }
   ClusterSync();  // a block's shared memory is written by the other
 }

@@ -27,7 +27,8 @@ end_to_end     110 240 product
 bench          100 240 product
 daemon          60 200 product
 memcheck        20 240 sanitizers
-racecheck      340 480 sanitizers
+racecheck      120 300 sanitizers
+racecheck_fp32 340 480 sanitizers
 '
 skipped=77
 # Golden folders. All are so small that by default they run in fp32; bf16, which models of real size run, is asked for (with experts
@@ -205,6 +206,8 @@ sanitized_ops() {
     echo "$part.$1.$i.log env GTEST_TOTAL_SHARDS=$3 GTEST_SHARD_INDEX=$i $run $tests/cuda_ops_test --gtest_filter=$2"
   done
 }
+# Our own attention in cuDNN's place.
+sanitized_attention() { echo "$part.ops.attention.log $run $tests/cudnn_ops_test --gtest_filter=*MatchesFloat64*_own:*Own*"; }
 # Algorithms of products are chosen before, without the tool: under it their timing would be most of the work.
 sanitized_golden() {
   local one name check
@@ -230,24 +233,30 @@ part_memcheck() {
   local run logs=()
   sanitizer memcheck soup || return
   run+=' --error-exitcode 9'
-  gtests < <(sanitized_ops ops '*MatchesFloat64*' 6; sanitized_golden llama:bf16 qwen3:bf16 gemma2:bf16 qwen3_moe:auto llama:auto gemma2:auto)
+  gtests < <(sanitized_ops ops '*MatchesFloat64*' 6; sanitized_attention; sanitized_golden llama:bf16 qwen3:bf16 gemma2:bf16 qwen3_moe:auto llama:auto gemma2:auto)
   grep -hE 'ERROR SUMMARY' "$out/$part".*.log | sort | uniq -c
   sanitizer_verdict $(grep -LE 'ERROR SUMMARY: 0 errors' "$out/$part".ops.*.log "$out/$part".golden.*.log)
 }
 # cuBLASLt's kernels for sm_90 (nvjet) die under racecheck where they are not checked too ("failed to handle a hardware
 # exception", 2025.3.1), so they are; the hazards that it sees within them do not count. Cases of gemm are left out: no kernel of
 # ours shares memory there. The tiles of smaller cards run where they are compiled (SOUP_ATTENTION_ALL_CLASSES).
-part_racecheck() {
+part_racecheck() { racecheck racecheck_lines; }
+racecheck_lines() {
+  local tile_class
+  sanitized_golden llama:bf16 gemma2:bf16 qwen3:bf16 qwen3_moe:auto
+  sanitized_ops bf16 '*CudaOps.MatchesFloat64*-*gemm*' 6
+  for tile_class in 1 2; do
+    echo "$part.tiles.$tile_class.log env SOUP_TEST_TILE_CLASS=$tile_class $run $tests/cuda_ops_test --gtest_filter=*CudaOps.MatchesFloat64*attention*"
+  done
+  sanitized_attention
+}
+part_racecheck_fp32() { racecheck racecheck_fp32_lines; }
+racecheck_fp32_lines() { sanitized_ops fp32 '*CudaF32Ops.MatchesFloat64*-*gemm*' 24; }
+# LINES: what prints the lines for gtests.
+racecheck() {
   local run logs=() log unclean=()
   sanitizer racecheck soup nvjet || return
-  gtests < <(
-    sanitized_golden llama:bf16 gemma2:bf16 qwen3:bf16 qwen3_moe:auto
-    sanitized_ops bf16 '*CudaOps.MatchesFloat64*-*gemm*' 6
-    for tile_class in 1 2; do
-      echo "$part.tiles.$tile_class.log env SOUP_TEST_TILE_CLASS=$tile_class $run $tests/cuda_ops_test --gtest_filter=*CudaOps.MatchesFloat64*attention*"
-    done
-    sanitized_ops fp32 '*CudaF32Ops.MatchesFloat64*-*gemm*' 24
-  )
+  gtests < <("$1")
   grep -hE 'RACECHECK SUMMARY' "$out/$part".*.log | sort | uniq -c
   grep -hE 'access at ' "$out/$part".*.log | sed 's/+0x.*//' | sort | uniq -c
   for log in "${logs[@]}"; do

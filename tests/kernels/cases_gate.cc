@@ -1,4 +1,5 @@
-// GateUp and DownBackward: the gated MLP's products with the gate.
+// GateUp and DownBackward: the gated MLP's products with the gate. AdaptedProduct: a linear's with
+// its adapters.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -127,6 +128,128 @@ std::vector<Check> RunDownBackward(TestDevice& device, uint64_t seed, const Gate
   return checks;
 }
 
+struct AdaptedCase {
+  int64_t M, N, K, R;
+  bool transpose_w, addend;
+
+  std::string name() const {
+    return "_M" + std::to_string(M) + "_N" + std::to_string(N) + "_K" + std::to_string(K) + "_R" +
+           std::to_string(R) + (addend ? "_addend" : "");
+  }
+};
+
+std::vector<Check> RunAdapted(TestDevice& device, uint64_t seed, const AdaptedCase& c) {
+  Random random(seed);
+  const double scale = c.transpose_w ? 0.7 : 1.0;
+  const auto x = RoundTo(device.act(), random.Normals(c.M * c.K));
+  const auto w = RoundTo(device.wt(), random.Normals(c.N * c.K, 1.0 / std::sqrt(c.K)));
+  const auto u = RoundTo(device.act(), random.Normals(c.M * c.R));
+  const auto b = RoundTo(device.act(), random.Normals(c.N * c.R, 1.0 / std::sqrt(c.R)));
+  const auto addend = RoundTo(device.act(), random.Normals(c.M * c.N));
+  const DeviceTensor device_x(device, device.act(), x), device_w(device, device.wt(), w),
+      device_u(device, device.act(), u), device_b(device, device.act(), b),
+      device_addend(device, device.act(), addend),
+      y(device, device.act(), WithGuard(std::vector<double>(c.M * c.N, NAN), c.N));
+  device.Run(AdaptedProductArgs{.transpose_w = c.transpose_w,
+                                .x = device_x.data(),
+                                .w = device_w.data(),
+                                .y = y.data(),
+                                .M = c.M,
+                                .N = c.N,
+                                .K = c.K,
+                                .u = device_u.data(),
+                                .b = device_b.data(),
+                                .R = c.R,
+                                .scale = static_cast<float>(scale),
+                                .addend = c.addend ? device_addend.data() : nullptr});
+  std::vector<Check> checks;
+  const auto got = WithoutGuard(y, c.N, &checks);
+  std::vector<double> expected(c.M * c.N, 0.0);
+  const int64_t ldw = c.transpose_w ? c.K : c.N, ldb = c.transpose_w ? c.R : c.N;
+  reference::Gemm({false, c.transpose_w, c.M, c.N, c.K, c.K, ldw, c.N, 1.0, 0.0}, x, w, &expected);
+  reference::Gemm({false, c.transpose_w, c.M, c.N, c.R, c.R, ldb, c.N, scale, 1.0}, u, b,
+                  &expected);
+  for (int64_t i = 0; c.addend && i < c.M * c.N; ++i) expected[i] += addend[i];
+  checks.push_back(CompareL2("y", got, expected, ProductBound(device, c.K + c.R)));
+  return checks;
+}
+
+// Linears and their adapters, some of the linears adapted.
+struct TurnedCase {
+  int64_t T, K, r, heads, plain_heads, D;
+  std::vector<int> adapted;  // of q, k, v: heads - 2, 2 and plain_heads heads
+
+  int64_t columns() const { return (heads + plain_heads) * D; }
+  std::string name() const {
+    std::string which;
+    for (const int m : adapted) which += "qkv"[m];
+    return "_T" + std::to_string(T) + "_K" + std::to_string(K) + "_r" + std::to_string(r) +
+           "_heads" + std::to_string(heads) + "_D" + std::to_string(D) + "_" + which;
+  }
+};
+
+std::vector<Check> RunTurned(TestDevice& device, uint64_t seed, const TurnedCase& c) {
+  Random random(seed);
+  const int64_t N = c.columns(), ldy = N + 8, count = static_cast<int64_t>(c.adapted.size());
+  const int64_t first[] = {0, (c.heads - 2) * c.D, c.heads * c.D, N};
+  TurnedProductArgs a{};
+  LoraUpArgs& up = a.turned.up;
+  up.linears.count = static_cast<int32_t>(count);
+  int64_t rows = 0;
+  for (int64_t m = 0; m < count; ++m) {
+    up.linears.column[m] = first[c.adapted[m]];
+    up.linears.width[m] = first[c.adapted[m] + 1] - first[c.adapted[m]];
+    rows += up.linears.width[m];
+  }
+  constexpr double kScale = 0.7;
+  const auto x = RoundTo(device.act(), random.Normals(c.T * c.K));
+  const auto w = RoundTo(device.wt(), random.Normals(N * c.K, 1.0 / std::sqrt(c.K)));
+  const auto u = RoundTo(device.act(), random.Normals(c.T * count * c.r));
+  const auto b = RoundTo(device.act(), random.Normals(rows * c.r, 1.0 / std::sqrt(c.r)));
+  std::vector<int32_t> positions;
+  for (int64_t t = 0; t < c.T; ++t) positions.push_back(static_cast<int32_t>(3 + t * 7));
+  std::vector<float> inv_freq;
+  for (int64_t i = 0; i < c.D / 2; ++i) {
+    inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * static_cast<double>(i) / c.D)));
+  }
+  std::vector<double> before(c.T * ldy, 7.0);  // columns behind, which nobody may write
+  const DeviceTensor device_x(device, device.act(), x), device_w(device, device.wt(), w),
+      device_u(device, device.act(), u), device_b(device, device.act(), b),
+      y(device, device.act(), before);
+  const DeviceArray<int32_t> device_positions(device, positions);
+  const DeviceArray<float> device_freq(device, inv_freq);
+  a.x = device_x.data();
+  a.w = device_w.data();
+  a.N = N;
+  a.K = c.K;
+  up.u = device_u.data();
+  up.b = device_b.data();
+  up.y = y.data();
+  up.T = c.T;
+  up.r = c.r;
+  up.ldy = ldy;
+  up.scale = static_cast<float>(kScale);
+  a.turned.rope = {
+      y.data(), device_positions.data(), device_freq.data(), c.T, c.heads, c.D, ldy, false, c.D,
+      1.25f};
+  device.Run(a);
+  std::vector<double> product(c.T * N, 0.0), expected = before;
+  reference::Gemm({false, true, c.T, N, c.K, c.K, c.K, N, 1.0, 0.0}, x, w, &product);
+  for (int64_t t = 0; t < c.T; ++t) {
+    std::copy_n(product.begin() + t * N, N, expected.begin() + t * ldy);
+    for (int64_t m = 0, row = 0; m < count; row += up.linears.width[m++]) {
+      for (int64_t j = 0; j < up.linears.width[m]; ++j) {
+        for (int64_t i = 0; i < c.r; ++i) {
+          expected[t * ldy + up.linears.column[m] + j] +=
+              kScale * u[(t * count + m) * c.r + i] * b[(row + j) * c.r + i];
+        }
+      }
+    }
+  }
+  reference::Rope(&expected, positions, inv_freq, c.heads, c.D, ldy, false, c.D, 1.25);
+  return {CompareL2("y", y.Get(), expected, ProductBound(device, c.K + c.r))};
+}
+
 }  // namespace
 
 // CUDA's tiles are 128 rows, two of them a cluster, and 256 columns; slices of K are 64.
@@ -142,6 +265,24 @@ void AppendGateCases(std::vector<OpCase>* cases) {
                       [=](auto& device, auto seed) { return RunGateUp(device, seed, c); }});
     cases->push_back({"down_backward" + c.name(), 0,
                       [=](auto& device, auto seed) { return RunDownBackward(device, seed, c); }});
+  }
+  const AdaptedCase adapted[] = {{1, 8, 8, 8, true, false},        {130, 264, 72, 8, true, true},
+                                 {257, 512, 192, 16, true, true},  {300, 136, 320, 72, true, false},
+                                 {64, 640, 128, 136, true, true},  {1, 8, 8, 8, false, false},
+                                 {130, 264, 72, 24, false, false}, {257, 512, 192, 8, false, false},
+                                 {520, 200, 136, 72, false, false}};
+  for (const AdaptedCase& c : adapted) {
+    cases->push_back({(c.transpose_w ? "adapted_product" : "adapted_gradient") + c.name(), 0,
+                      [=](auto& device, auto seed) { return RunAdapted(device, seed, c); }});
+  }
+  const TurnedCase turned[] = {
+      {70, 72, 8, 4, 2, 128, {0, 1, 2}}, {130, 128, 16, 6, 2, 128, {0, 2}},
+      {300, 200, 8, 4, 4, 128, {1}},     {257, 64, 24, 6, 2, 128, {0, 1, 2}},
+      {33, 64, 8, 4, 2, 64, {0, 1, 2}},  // one op after the other everywhere
+  };
+  for (const TurnedCase& c : turned) {
+    cases->push_back({"turned_product" + c.name(), 0,
+                      [=](auto& device, auto seed) { return RunTurned(device, seed, c); }});
   }
 }
 

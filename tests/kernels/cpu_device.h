@@ -70,6 +70,12 @@ class CpuDevice : public TestDevice {
   void Run(const DownBackwardArgs& args) override {
     ForEachOp(args, [this](const auto& op) { Run(op); });
   }
+  void Run(const AdaptedProductArgs& args) override {
+    ForEachOp(args, [this](const auto& op) { Run(op); });
+  }
+  void Run(const TurnedProductArgs& args) override {
+    ForEachOp(args, [this](const auto& op) { Run(op); });
+  }
   void Run(const LoraUpArgs& args) override {
     SOUP_KERNEL_CHECK(LoraAddendFits(args));
     if (LoraAddendFirst(args)) cpu::Axpy(AddendOf(args), context_);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda/act_type.h"
+#include "kernels/cuda/adapted_product.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_f32.h"
 #include "kernels/cuda/elementwise.h"
@@ -144,6 +145,14 @@ class CudaDevice : public TestDevice {
   void Run(const DownBackwardArgs& a) override {
     if (f32() || !cuda::HasGateProducts()) return Ops(a);
     Check(cuda::DownBackward(a, nullptr), "DownBackward");
+  }
+  void Run(const AdaptedProductArgs& a) override {
+    if (f32() || !cuda::HasGateProducts() || a.R % 8 != 0) return Ops(a);
+    Check(cuda::AdaptedProduct(a, nullptr), "AdaptedProduct");
+  }
+  void Run(const TurnedProductArgs& a) override {
+    if (f32() || !cuda::HasGateProducts() || !TurnedProductTaken(1, a)) return Ops(a);
+    Check(cuda::TurnedProduct(a, nullptr), "TurnedProduct");
   }
   void Run(const LoraUpArgs& a) override {
     if (!f32() && LoraUpKernelsTake(a.linears, a.r, a.ldy)) {

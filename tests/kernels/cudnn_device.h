@@ -1,6 +1,7 @@
 // CudaDevice with attention by cuDNN, every sequence of every length; neighbours of one length that
-// fill their class share a call. Cases that it does not take, and machines without the library, set
-// unsupported().
+// fill their class share a call. `own`: by our kernels for sm_90a that take its place in the engine
+// (kernels/cuda/hopper_attention.h). Cases that it does not take, and machines without the library,
+// set unsupported().
 #ifndef SOUP_TESTS_KERNELS_CUDNN_DEVICE_H_
 #define SOUP_TESTS_KERNELS_CUDNN_DEVICE_H_
 
@@ -10,13 +11,14 @@
 
 #include "engine/base/attention_library.h"
 #include "kernels/cuda/cudnn_attention.h"
+#include "kernels/cuda/hopper_attention.h"
 #include "tests/kernels/cuda_device.h"
 
 namespace soup::kernels {
 
 class CudnnDevice : public CudaDevice {
  public:
-  CudnnDevice() : library_(Opened(&error_)) {}
+  explicit CudnnDevice(bool own = false) : own_(own), library_(Opened(&error_)) {}
   bool present() const { return library_ != nullptr; }
   const std::string& error() const { return error_; }
   cuda::CudnnAttention* library() const { return library_; }
@@ -27,6 +29,10 @@ class CudnnDevice : public CudaDevice {
     const std::vector<int32_t> cu = HostBoundaries(a.cu_seqlens, a.S);
     ZeroRows(a.out, cu.back(), a.T, a.Hq * a.D, a.Hq * a.D);
     for (const engine::AttentionCall& block : Blocks(cu)) {
+      if (own_) {
+        OwnForward(a, {cu[block.first], block.length, block.count});
+        continue;
+      }
       const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, block);
       int64_t workspace = 0;
       if (!Prepare(shape, &workspace)) return;
@@ -42,6 +48,10 @@ class CudnnDevice : public CudaDevice {
     ZeroRows(a.dk, cu.back(), a.T, a.Hkv * a.D, a.grad_row_stride);
     ZeroRows(a.dv, cu.back(), a.T, a.Hkv * a.D, a.grad_row_stride);
     for (const engine::AttentionCall& block : Blocks(cu)) {
+      if (own_) {
+        OwnBackward(a, {cu[block.first], block.length, block.count, /*groups=*/1});
+        continue;
+      }
       const auto shape = Shape(a.Hq, a.Hkv, a.D, a.row_stride, block);
       int64_t workspace = 0;
       if (!Prepare(shape, &workspace)) return;
@@ -51,9 +61,25 @@ class CudnnDevice : public CudaDevice {
     }
   }
 
+  // By few CTAs, so that each has several blocks of queries.
+  void OwnForward(const AttentionForwardArgs& a, const cuda::HopperAttentionBlock& block) {
+    Check(cuda::HopperAttentionForward(a, block, /*sms=*/5, nullptr), "forward");
+  }
+  // The workspace holds NaNs before: only what was written may be read.
+  void OwnBackward(const AttentionBackwardArgs& a, const cuda::HopperAttentionBlock& block) {
+    const int64_t bytes = cuda::HopperAttentionWorkspace(a.Hq, a.Hkv, block);
+    void* workspace = Allocate(static_cast<size_t>(bytes), 16);
+    Must(cudaMemset(workspace, 0xff, static_cast<size_t>(bytes)), "cudaMemset");
+    Check(cuda::HopperAttentionBackward(a, block, workspace, bytes, nullptr), "backward");
+  }
+
  private:
   template <typename Args>
   bool Takes(const Args& a) {
+    if (own_ && !(cuda::HasHopperAttention() && a.D == cuda::kHopperAttentionHeadDim)) {
+      unsupported_ = "our attention by warpgroups: another device or head dimension";
+      return false;
+    }
     if (a.soft_cap == 0 && (a.window == 0 || a.window >= a.T)) return true;
     unsupported_ = "cuDNN: windows and soft caps are our own kernels'";
     return false;
@@ -109,6 +135,7 @@ class CudnnDevice : public CudaDevice {
          "cudaMemset2D");
   }
 
+  const bool own_;
   std::string error_;
   cuda::CudnnAttention* library_;
 };

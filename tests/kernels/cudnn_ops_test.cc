@@ -1,10 +1,11 @@
-// Attention by cuDNN: the shared cases against float64, the same bits on many reruns, and nothing
-// read or written beside a sequence. Skipped without a GPU or the library; SOUP_REQUIRE_GPU=1 makes
-// the first a failure.
+// Attention by cuDNN, and by our own kernels that take its place on sm_90a: the shared cases
+// against float64, the same bits on many reruns, and nothing read or written beside a sequence.
+// Skipped without a GPU or the library; SOUP_REQUIRE_GPU=1 makes the first a failure.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -27,8 +28,10 @@ std::vector<OpCase> AttentionCases() {
   return cases;
 }
 
-class CudnnOps : public testing::TestWithParam<OpCase> {
+class CudnnOps : public testing::TestWithParam<std::tuple<OpCase, bool>> {
  protected:
+  const OpCase& op() const { return std::get<0>(GetParam()); }
+  bool own() const { return std::get<1>(GetParam()); }
   void SetUp() override {
     if (!HaveGpu()) {
       const char* required = std::getenv("SOUP_REQUIRE_GPU");
@@ -41,36 +44,48 @@ class CudnnOps : public testing::TestWithParam<OpCase> {
 };
 
 TEST_P(CudnnOps, MatchesFloat64) {
-  CudnnDevice device;
-  const std::vector<Check> checks = GetParam().run(device, GetParam().seed);
+  CudnnDevice device(own());
+  const std::vector<Check> checks = op().run(device, op().seed);
   ASSERT_EQ(device.failure(), "");
   if (!device.unsupported().empty()) GTEST_SKIP() << device.unsupported();
   for (const Check& check : checks) {
     EXPECT_LE(check.error, check.bound)
-        << GetParam().name << ": " << check.what << ", seed " << GetParam().seed;
+        << op().name << ": " << check.what << ", seed " << op().seed;
   }
 }
 
 TEST_P(CudnnOps, SameBitsTenTimes) {
-  WrappedDevice first(std::make_unique<CudnnDevice>());
-  GetParam().run(first, GetParam().seed);
+  WrappedDevice first(std::make_unique<CudnnDevice>(own()));
+  op().run(first, op().seed);
   for (int i = 0; i < 9; ++i) {
-    WrappedDevice again(std::make_unique<CudnnDevice>());
-    GetParam().run(again, GetParam().seed);
-    EXPECT_TRUE(first.downloads() == again.downloads()) << GetParam().name << ", rerun " << i;
+    WrappedDevice again(std::make_unique<CudnnDevice>(own()));
+    op().run(again, op().seed);
+    EXPECT_TRUE(first.downloads() == again.downloads()) << op().name << ", rerun " << i;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, CudnnOps, testing::ValuesIn(AttentionCases()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Cases, CudnnOps,
+                         testing::Combine(testing::ValuesIn(AttentionCases()), testing::Bool()),
+                         [](const auto& info) {
+                           return std::get<0>(info.param).name +
+                                  (std::get<1>(info.param) ? "_own" : "");
+                         });
 
 // A sequence of 300 tokens in the class of 384, in the middle of buffers that are NaN everywhere
 // else: a read outside would show in the results, a write outside in the rest.
 class CudnnBounds : public CudnnOps {};
 
-TEST_F(CudnnBounds, NothingBesideTheSequenceIsReadOrWritten) {
-  constexpr int64_t kHq = 4, kHkv = 2, kD = 64, kFirst = 100, kLength = 300, kRows = 400;
-  constexpr int64_t kStride = (kHq + 2 * kHkv) * kD, kOut = kHq * kD;
+INSTANTIATE_TEST_SUITE_P(Backward, CudnnBounds,
+                         testing::Combine(testing::Values(OpCase()), testing::Bool()),
+                         [](const auto& info) {
+                           return std::get<1>(info.param) ? "Own" : "Library";
+                         });
+
+TEST_P(CudnnBounds, NothingBesideTheSequenceIsReadOrWritten) {
+  constexpr int64_t kHq = 4, kHkv = 2, kFirst = 100, kLength = 300, kRows = 400;
+  const int64_t kD = own() ? cuda::kHopperAttentionHeadDim : 64;
+  const int64_t kStride = (kHq + 2 * kHkv) * kD, kOut = kHq * kD;
+  if (own() && !cuda::HasHopperAttention()) GTEST_SKIP() << "another device";
   CudnnDevice device;
   const uint16_t nan = 0x7fc0;
   const auto rows = [&](int64_t stride, bool fill) {
@@ -85,6 +100,7 @@ TEST_F(CudnnBounds, NothingBesideTheSequenceIsReadOrWritten) {
   const DeviceArray<uint16_t> qkv(device, rows(kStride, true)), out(device, rows(kOut, false)),
       dout(device, rows(kOut, true)), grad(device, rows(kStride, false));
   const DeviceArray<float> lse(device, std::vector<float>(kRows * kHq, NAN));
+  const DeviceArray<float> delta(device, std::vector<float>(kRows * kHq, NAN));
   const cuda::CudnnAttentionShape shape = {384, false, kHq, kHkv, kD, kStride, 1};
   std::string error;
   int64_t workspace = 0;
@@ -99,6 +115,9 @@ TEST_F(CudnnBounds, NothingBesideTheSequenceIsReadOrWritten) {
   f.out = out.data();
   f.lse = lse.data();
   f.T = kRows;
+  f.Hq = kHq;
+  f.Hkv = kHkv;
+  f.D = kD;
   f.scale = 0.125f;
   AttentionBackwardArgs b{};
   b.q = f.q;
@@ -111,11 +130,21 @@ TEST_F(CudnnBounds, NothingBesideTheSequenceIsReadOrWritten) {
   b.dq = grad.data();
   b.dk = grad.data() + kHq * kD;
   b.dv = grad.data() + (kHq + kHkv) * kD;
+  b.delta = delta.data();
   b.T = kRows;
+  b.Hq = kHq;
+  b.Hkv = kHkv;
+  b.D = kD;
   b.scale = f.scale;
-  ASSERT_EQ(library->Forward(f, shape, {kFirst, kLength}), cudaSuccess) << library->last_error();
-  ASSERT_EQ(library->Backward(b, shape, {kFirst, kLength}, block, workspace), cudaSuccess)
-      << library->last_error();
+  if (own()) {
+    device.OwnForward(f, {kFirst, kLength});
+    device.OwnBackward(b, {kFirst, kLength, 1, 1});
+    ASSERT_EQ(device.failure(), "");
+  } else {
+    ASSERT_EQ(library->Forward(f, shape, {kFirst, kLength}), cudaSuccess) << library->last_error();
+    ASSERT_EQ(library->Backward(b, shape, {kFirst, kLength}, block, workspace), cudaSuccess)
+        << library->last_error();
+  }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const auto check = [&](const uint16_t* data, int64_t stride, const char* what) {
     std::vector<uint16_t> v(kRows * stride);

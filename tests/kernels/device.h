@@ -55,6 +55,8 @@ class TestDevice {
   virtual void Run(const GemmArgs& args) = 0;
   virtual void Run(const GateUpArgs& args) = 0;
   virtual void Run(const DownBackwardArgs& args) = 0;
+  virtual void Run(const AdaptedProductArgs& args) = 0;
+  virtual void Run(const TurnedProductArgs& args) = 0;
   virtual void Run(const LoraUpArgs& args) = 0;
   virtual void Run(const LoraUpRopeArgs& args) = 0;
   virtual void Run(const QkvFinishArgs& args) = 0;  // act fp32: args.x is args.y

@@ -60,6 +60,8 @@ class WrappedDevice : public TestDevice {
   void Run(const GemmArgs& args) override { RunOrReplace(args); }
   void Run(const GateUpArgs& args) override { RunOrReplace(args); }
   void Run(const DownBackwardArgs& args) override { RunOrReplace(args); }
+  void Run(const AdaptedProductArgs& args) override { RunOrReplace(args); }
+  void Run(const TurnedProductArgs& args) override { RunOrReplace(args); }
   void Run(const LoraUpArgs& args) override { RunOrReplace(args); }
   void Run(const LoraUpRopeArgs& args) override { RunOrReplace(args); }
   void Run(const QkvFinishArgs& args) override { RunOrReplace(args); }
@@ -100,14 +102,15 @@ class WrappedDevice : public TestDevice {
       Replacement<HeadNormForwardArgs>, Replacement<HeadNormBackwardArgs>, Replacement<AddBiasArgs>,
       Replacement<RopeArgs>, Replacement<AttentionForwardArgs>, Replacement<AttentionBackwardArgs>,
       Replacement<SwigluForwardArgs>, Replacement<SwigluBackwardArgs>, Replacement<GemmArgs>,
-      Replacement<GateUpArgs>, Replacement<DownBackwardArgs>, Replacement<LoraUpArgs>,
-      Replacement<LoraUpRopeArgs>, Replacement<QkvFinishArgs>, Replacement<LoraBackArgs>,
-      Replacement<LoraGradArgs>, Replacement<LoraNormedGradArgs>, Replacement<AxpyArgs>,
-      Replacement<DropoutArgs>, Replacement<GatherActRowsArgs>, Replacement<ScatterActRowsArgs>,
-      Replacement<LossSliceArgs>, Replacement<LossTargetRowsArgs>, Replacement<LossFinishArgs>,
-      Replacement<RouteArgs>, Replacement<RouteBackwardArgs>, Replacement<ListExpertsArgs>,
-      Replacement<GatherEntriesArgs>, Replacement<ScatterEntriesArgs>, Replacement<EntryGradArgs>,
-      Replacement<AddF32Args>, Replacement<SumSquaresArgs>, Replacement<AdamWArgs>>
+      Replacement<GateUpArgs>, Replacement<DownBackwardArgs>, Replacement<AdaptedProductArgs>,
+      Replacement<TurnedProductArgs>, Replacement<LoraUpArgs>, Replacement<LoraUpRopeArgs>,
+      Replacement<QkvFinishArgs>, Replacement<LoraBackArgs>, Replacement<LoraGradArgs>,
+      Replacement<LoraNormedGradArgs>, Replacement<AxpyArgs>, Replacement<DropoutArgs>,
+      Replacement<GatherActRowsArgs>, Replacement<ScatterActRowsArgs>, Replacement<LossSliceArgs>,
+      Replacement<LossTargetRowsArgs>, Replacement<LossFinishArgs>, Replacement<RouteArgs>,
+      Replacement<RouteBackwardArgs>, Replacement<ListExpertsArgs>, Replacement<GatherEntriesArgs>,
+      Replacement<ScatterEntriesArgs>, Replacement<EntryGradArgs>, Replacement<AddF32Args>,
+      Replacement<SumSquaresArgs>, Replacement<AdamWArgs>>
       replacements_;
   std::unique_ptr<TestDevice> inner_;
   std::vector<uint8_t> downloads_;

@@ -108,6 +108,16 @@ std::vector<WrongKernel> Elementwise() {
       {"one_row_too_many", "down_backward", WithArgs<DownBackwardArgs>([](auto& a) {
          if (a.gate_up == nullptr) Floats(a.d_act)[a.T * a.I] = 0.0f;
        })},
+      {"scale_off_by_1e_3", "adapted_product_M130",
+       WithArgs<AdaptedProductArgs>([](auto& a) { a.scale *= 1.001f; })},
+      {"frequencies_off_by_one", "turned_product_T70",
+       WithArgs<TurnedProductArgs>([](auto& a) { ++a.turned.rope.inv_freq; })},
+      {"adapters_left_out", "turned_product_T130",
+       WithArgs<TurnedProductArgs>([](auto& a) { a.turned.up.scale = 0.0f; })},
+      {"addend_left_out", "adapted_product_M257",
+       WithArgs<AdaptedProductArgs>([](auto& a) { a.addend = nullptr; })},
+      {"one_row_too_many", "adapted_gradient",
+       ThenChange<AdaptedProductArgs>([](const auto& a) { Floats(a.y)[a.M * a.N] = 0.0f; })},
       {"gate_left_out", "down_backward",
        WithArgs<DownBackwardArgs>([](auto& a) { a.gate_up = nullptr; })},
       {"gate_and_up_swapped", "swiglu_backward", ThenChange<SwigluBackwardArgs>([](const auto& a) {

@@ -1,0 +1,70 @@
+// What the attention kernels of sm_90a share. All tiles are boxes of 64 rows and 64 columns, in
+// rows of 128 bytes, in the 128-byte swizzle. A head is two boxes wide. Device code only; C++17.
+#ifndef SOUP_KERNELS_CUDA_HOPPER_ATTENTION_TILES_CUH_
+#define SOUP_KERNELS_CUDA_HOPPER_ATTENTION_TILES_CUH_
+
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/overlap.cuh"
+
+namespace soup::kernels::cuda::hopper_attention {
+
+inline constexpr int kHeadDim = 128;
+inline constexpr int kBox = 64;
+inline constexpr int kBoxBytes = kBox * kBox * 2;
+inline constexpr int kBlock = 128;       // keys or queries of a CTA, a box's rows each warpgroup
+inline constexpr int kAlignment = 1024;  // of the swizzle's pattern
+inline constexpr int kBarrierBytes = 128;
+inline constexpr float kLog2E = 1.44269504088896341f;
+inline constexpr int kPanel = kBoxBytes / 16;    // from one box to the next, as descriptors count
+inline constexpr int kNextRows = 16 * 128 / 16;  // 16 rows of a box on
+
+#if SOUP_ON_HOPPER
+
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A place in a ring.
+template <int kRing>
+struct Turn {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void Next() {
+    if (++stage == kRing) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A warpgroup's row of the matrices that it stores at one place of a lane, and their chunk there.
+struct StorePlace {
+  int row, right;
+  __device__ explicit StorePlace(int thread)
+      : row(thread / 32 * 16 + (thread & 15)), right((thread & 31) / 16) {}
+  // Of the 8 columns of chunk c, an even one, and the next 8.
+  __device__ __forceinline__ uint32_t In(uint32_t box, int c) const {
+    return box + row * 128 + (((c + right) ^ row) & 7) * 16;
+  }
+};
+
+// A warpgroup's 64 x 128 sums, scaled, to two boxes.
+__device__ __forceinline__ void StoreSums(const float (&d)[64], float scale, uint32_t low,
+                                          uint32_t high, int thread) {
+  const StorePlace place(thread);
+  const auto pair = [&](int i) { return Pair(d[i] * scale, d[i + 1] * scale); };
+#pragma unroll
+  for (int c = 0; c < 16; c += 2) {
+    StoreMatrices(place.In(c < 8 ? low : high, c & 7), pair(4 * c), pair(4 * c + 2),
+                  pair(4 * c + 4), pair(4 * c + 6));
+  }
+}
+
+#endif  // SOUP_ON_HOPPER
+
+}  // namespace soup::kernels::cuda::hopper_attention
+
+#endif  // SOUP_KERNELS_CUDA_HOPPER_ATTENTION_TILES_CUH_
