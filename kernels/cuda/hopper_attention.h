@@ -20,7 +20,7 @@ namespace soup::kernels::cuda {
 
 inline constexpr int64_t kHopperAttentionHeadDim = 128;
 // The longest sequences whose forward cuDNN 9.14 is not faster with (docs/BENCHMARKS.md).
-inline constexpr int64_t kHopperForwardTokens = 8192;
+inline constexpr int64_t kHopperForwardTokens = 4096;
 
 // Whether this build and the current device have it.
 bool HasHopperAttention();
