@@ -88,6 +88,11 @@ class ForwardingBackend : public engine::Backend {
                          const engine::AttentionScratch& scratch) override {
     next_.AttentionBackward(a, scratch);
   }
+  void AttentionBackwardTurned(const kernels::AttentionBackwardArgs& a,
+                               const engine::AttentionScratch& scratch,
+                               const kernels::RopeArgs& turn) override {
+    next_.AttentionBackwardTurned(a, scratch, turn);
+  }
   void SwigluForward(const kernels::SwigluForwardArgs& a) override { next_.SwigluForward(a); }
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override { next_.SwigluBackward(a); }
   void Gemm(const kernels::GemmArgs& a) override { next_.Gemm(a); }

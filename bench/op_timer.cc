@@ -148,6 +148,11 @@ void OpTimer::AttentionBackward(const kernels::AttentionBackwardArgs& a,
                                 const engine::AttentionScratch& scratch) {
   Timed(OpClass::kAttentionBackward, [&] { next().AttentionBackward(a, scratch); });
 }
+void OpTimer::AttentionBackwardTurned(const kernels::AttentionBackwardArgs& a,
+                                      const engine::AttentionScratch& scratch,
+                                      const kernels::RopeArgs& turn) {
+  Timed(OpClass::kAttentionBackward, [&] { next().AttentionBackwardTurned(a, scratch, turn); });
+}
 void OpTimer::SwigluForward(const kernels::SwigluForwardArgs& a) {
   Timed(OpClass::kElementwise, [&] { next().SwigluForward(a); });
 }

@@ -67,6 +67,9 @@ class OpTimer final : public ForwardingBackend {
   void AttentionForward(const kernels::AttentionForwardArgs& a) override;
   void AttentionBackward(const kernels::AttentionBackwardArgs& a,
                          const engine::AttentionScratch& scratch) override;
+  void AttentionBackwardTurned(const kernels::AttentionBackwardArgs& args,
+                               const engine::AttentionScratch& scratch,
+                               const kernels::RopeArgs& turn) override;
   void SwigluForward(const kernels::SwigluForwardArgs& a) override;
   void SwigluBackward(const kernels::SwigluBackwardArgs& a) override;
   void Gemm(const kernels::GemmArgs& a) override;

@@ -54,6 +54,14 @@ void WorkCounter::AttentionBackward(const kernels::AttentionBackwardArgs& args,
   next().AttentionBackward(args, scratch);
 }
 
+void WorkCounter::AttentionBackwardTurned(const kernels::AttentionBackwardArgs& args,
+                                          const engine::AttentionScratch& scratch,
+                                          const kernels::RopeArgs& turn) {
+  Attention(args.cu_seqlens, args.S, args.Hq * args.D, kBackwardFactor,
+            profile_.attention_backward_rates);
+  next().AttentionBackwardTurned(args, scratch, turn);
+}
+
 void WorkCounter::Attention(const int32_t* cu_seqlens, int64_t sequences, int64_t query_width,
                             double factor, const std::vector<engine::MeasuredRate>& curve) {
   for (int64_t s = 0; s < sequences; ++s) {

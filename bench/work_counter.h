@@ -33,6 +33,9 @@ class WorkCounter final : public ForwardingBackend {
   void AttentionForward(const kernels::AttentionForwardArgs& args) override;
   void AttentionBackward(const kernels::AttentionBackwardArgs& args,
                          const engine::AttentionScratch& scratch) override;
+  void AttentionBackwardTurned(const kernels::AttentionBackwardArgs& args,
+                               const engine::AttentionScratch& scratch,
+                               const kernels::RopeArgs& turn) override;
 
  private:
   void Product(double flops, int64_t tokens);

@@ -164,6 +164,14 @@ class Backend {
   virtual void AttentionForward(const kernels::AttentionForwardArgs& args) = 0;
   virtual void AttentionBackward(const kernels::AttentionBackwardArgs& args,
                                  const AttentionScratch& scratch) = 0;
+  // The same, then Rope on dq and dk (`turn`: over them, all rows, inverse), in one pass where a
+  // backend can.
+  virtual void AttentionBackwardTurned(const kernels::AttentionBackwardArgs& args,
+                                       const AttentionScratch& scratch,
+                                       const kernels::RopeArgs& turn) {
+    AttentionBackward(args, scratch);
+    Rope(turn);
+  }
   virtual void SwigluForward(const kernels::SwigluForwardArgs& args) = 0;
   virtual void SwigluBackward(const kernels::SwigluBackwardArgs& args) = 0;
   virtual void Gemm(const kernels::GemmArgs& args) = 0;

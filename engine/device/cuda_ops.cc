@@ -189,6 +189,18 @@ void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
 }
 void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
                                 const AttentionScratch& scratch) {
+  RunAttentionBackward(a, scratch, nullptr);
+}
+void CudaOps::AttentionBackwardTurned(const kernels::AttentionBackwardArgs& a,
+                                      const AttentionScratch& scratch,
+                                      const kernels::RopeArgs& turn) {
+  if (f32() || (turn.rotary != 0 && turn.rotary != a.D)) {
+    return Backend::AttentionBackwardTurned(a, scratch, turn);
+  }
+  RunAttentionBackward(a, scratch, &turn);
+}
+void CudaOps::RunAttentionBackward(const kernels::AttentionBackwardArgs& a,
+                                   const AttentionScratch& scratch, const kernels::RopeArgs* turn) {
   if (f32()) {
     const auto found_f32 =
         tiles_.FindF32(a.cu_seqlens, a.S, a.Hq, a.Hkv, a.D, Variant(a).window, compute_.get());
@@ -210,13 +222,24 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
   // Our own first: it clears the tail, and where heads are split it writes all rows of dk and dv.
   Told(cuda::AttentionBackward(a, Variant(a), tiles, attention_, compute_.get()),
        "AttentionBackward");
+  int64_t turned = 0;  // rows, from the first
+  const auto turn_until = [&](int64_t end) {
+    if (turn == nullptr || end <= turned) return;
+    kernels::RopeArgs rows = *turn;
+    rows.x = static_cast<std::byte*>(rows.x) + turned * rows.row_stride * DTypeBytes(act_);
+    rows.positions += turned;
+    rows.T = end - turned;
+    Rope(rows);
+  };
   for (const AttentionCall& block : part.blocks) {
     const cuda::HopperAttentionBlock own = BlockOf(a, block);
     if (OwnBackward(a.D, AttentionLengthClass(block.length), block.count, own.groups,
                     cudnn_ != nullptr)) {
-      Told(cuda::HopperAttentionBackward(a, own, a.library.workspace, a.library.workspace_bytes,
-                                         compute_.get()),
+      Told(cuda::HopperAttentionBackward(a, own, turn, a.library.workspace,
+                                         a.library.workspace_bytes, compute_.get()),
            "AttentionBackward by warpgroups");
+      turn_until(own.first);
+      turned = own.first + own.sequences * own.length;
       continue;
     }
     ByLibrary(cudnn_ == nullptr ? cudaErrorNotReady
@@ -224,6 +247,7 @@ void CudaOps::AttentionBackward(const kernels::AttentionBackwardArgs& a,
                                                    a.library.workspace, a.library.workspace_bytes),
               "AttentionBackward");
   }
+  turn_until(a.T);
 }
 void CudaOps::ByLibrary(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return;

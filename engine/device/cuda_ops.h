@@ -37,6 +37,9 @@ class CudaOps : public Backend {
   void AttentionForward(const kernels::AttentionForwardArgs& args) override;
   void AttentionBackward(const kernels::AttentionBackwardArgs& args,
                          const AttentionScratch& scratch) override;
+  void AttentionBackwardTurned(const kernels::AttentionBackwardArgs& args,
+                               const AttentionScratch& scratch,
+                               const kernels::RopeArgs& turn) override;
   void SwigluForward(const kernels::SwigluForwardArgs& args) override;
   void SwigluBackward(const kernels::SwigluBackwardArgs& args) override;
   void Gemm(const kernels::GemmArgs& args) override;
@@ -111,6 +114,9 @@ class CudaOps : public Backend {
     return f32() ? kernels::cuda::ActType::kF32 : kernels::cuda::ActType::kBf16;
   }
   void GatherOnHost(const kernels::GatherRowsArgs& args);
+  // `turn` null: no rope.
+  void RunAttentionBackward(const kernels::AttentionBackwardArgs& args,
+                            const AttentionScratch& scratch, const kernels::RopeArgs* turn);
   void ByLibrary(cudaError_t error, absl::string_view what);
   absl::Status PrepareLibrary(absl::string_view library, const AttentionPreparation& preparation,
                               int64_t groups, int64_t* workspace);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/base/status_macros.h"
+#include "engine/model/rope_table.h"
 #include "engine/plan/expert_buffers.h"
 #include "engine/plan/pass_buffers.h"
 #include "engine/train/decoder_layer.h"
@@ -327,8 +328,13 @@ void DecoderLayer::BackwardQkv(const PassItemState& item, int64_t layer, const s
   args.library.workspace_limit = item.attention.workspace_limit;
   args.library.workspace = scratch_.attention_library;
   args.library.workspace_bytes = item.attention_workspace;
-  env_.backend->AttentionBackward(args, scratch);
-  Rope(item, layer, d_qkv, nq, true);
+  if (RopeLengthLimit(m, layer) == 0 && HeadRopeOf(item, layer).positions == nullptr) {
+    env_.backend->AttentionBackwardTurned(
+        args, scratch, RopeRows(item, layer, 0, item.T, 0, d_qkv, nq, /*inverse=*/true));
+  } else {
+    env_.backend->AttentionBackward(args, scratch);
+    Rope(item, layer, d_qkv, nq, true);
+  }
   HeadNormsBackward(item, layer, slab, a, d_qkv);
 
   NormedGroupBackward(item, layer, Group::kQkv, d_qkv, nq, LowRank(item, Group::kQkv, a), w,

@@ -141,12 +141,15 @@ cudaError_t HopperAttentionForward(const AttentionForwardArgs& a, const HopperAt
 }
 
 cudaError_t HopperAttentionBackward(const AttentionBackwardArgs& a,
-                                    const HopperAttentionBlock& block, void* workspace,
-                                    int64_t workspace_bytes, cudaStream_t stream) {
+                                    const HopperAttentionBlock& block, const RopeArgs* turn,
+                                    void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
   if (!HasHopperAttention()) return cudaErrorNotSupported;
   if (!Takes(a, block) || a.grad_row_stride % kVector != 0 || block.groups <= 0 ||
       a.Hkv % block.groups != 0 || !AllAligned({a.dout, a.dq, a.dk, a.dv, workspace}) ||
       HopperAttentionWorkspace(a.Hq, a.Hkv, block) > workspace_bytes) {
+    return cudaErrorInvalidValue;
+  }
+  if (turn != nullptr && (!turn->inverse || (turn->rotary != 0 && turn->rotary != kHeadDim))) {
     return cudaErrorInvalidValue;
   }
   static const cudaError_t allowed = AllowBackward();
@@ -154,6 +157,7 @@ cudaError_t HopperAttentionBackward(const AttentionBackwardArgs& a,
   BackwardParams p{};
   cudaError_t error = MakeParams(a, block, workspace, &p);
   if (error != cudaSuccess) return error;
+  if (turn != nullptr) p.turning = {turn->positions + block.first, turn->inv_freq, turn->scale};
   const int rows = p.sequences * p.length;
   constexpr int kRows = hopper_attention::kDeltaRows * hopper_attention::kDeltaWarps;
   const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows), static_cast<unsigned>(a.Hq));

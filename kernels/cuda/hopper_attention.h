@@ -49,12 +49,14 @@ cudaError_t HopperAttentionForward(const AttentionForwardArgs& args,
                                    const HopperAttentionBlock& block, int sms, cudaStream_t stream);
 
 // Rows of the block alone are written, of dq, dk, dv and of delta (as [Hq, T], like lse). The args'
-// cu_seqlens, S and library are not looked at. Pointers and the workspace 16-byte aligned, strides
-// multiples of 8 elements. Errors: cudaErrorInvalidValue (another head dimension, a window within a
+// cu_seqlens, S and library are not looked at. `turn`: null, or how Rope, inverse, would then turn
+// the rows of dq and dk back (its x, T, heads and row_stride are not looked at): nothing is rounded
+// between. Pointers and the workspace 16-byte aligned, strides multiples of 8 elements. Errors:
+// cudaErrorInvalidValue (another head dimension, parts of heads to be turned, a window within a
 // sequence, a soft cap, too little workspace), cudaErrorNotSupported (another device or build).
 cudaError_t HopperAttentionBackward(const AttentionBackwardArgs& args,
-                                    const HopperAttentionBlock& block, void* workspace,
-                                    int64_t workspace_bytes, cudaStream_t stream);
+                                    const HopperAttentionBlock& block, const RopeArgs* turn,
+                                    void* workspace, int64_t workspace_bytes, cudaStream_t stream);
 
 }  // namespace soup::kernels::cuda
 

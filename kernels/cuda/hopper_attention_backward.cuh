@@ -16,6 +16,7 @@ struct BackwardParams {
   int sequences;
   int kv0, groups, group;  // first kv head, kv heads of the call, query heads of each
   float c2, scale;         // of scores in powers of two, of gradients
+  Turning turning;
 };
 
 inline constexpr int kStages = 3;
@@ -76,6 +77,12 @@ __global__ void __launch_bounds__(32 * kDeltaWarps)
 }
 
 #if SOUP_ON_HOPPER
+
+__device__ __forceinline__ Turning OfSequence(const BackwardParams& p, int sequence) {
+  Turning turning = p.turning;
+  turning.positions += sequence * p.length;
+  return turning;
+}
 
 // Two blocks of keys of a key-value head, one after another, in a CTA of three warpgroups: one
 // brings what the other two multiply, which have 64 keys each. The first block and the last, the
@@ -218,8 +225,12 @@ struct KeyPass {
     if (thread == 0) StoreBox(&p.ds, column, row, 0, box);
   }
 
-  __device__ __forceinline__ void StoreGradients(const float (&dk)[64], const float (&dv)[64],
-                                                 int block, int w, int thread) const {
+  __device__ __forceinline__ void StoreGradients(float (&dk)[64], const float (&dv)[64], int block,
+                                                 int w, int thread) const {
+    if (p.turning.positions != nullptr) {
+      const int lane = thread & 31, row = block * kBlock + w * kBox + thread / 32 * 16 + lane / 4;
+      TurnBack(OfSequence(p, sequence), row, p.length, lane, dk);
+    }
     // Where the warpgroup's own keys were, which nobody else reads.
     const uint32_t k = base + KeyShared::kK + w * kBoxBytes;
     const uint32_t v = base + KeyShared::kV + w * kBoxBytes;
@@ -388,6 +399,10 @@ struct QueryPass {
       if (thread == 0) BarrierArrive(Empty(turn.stage));
     }
     Pin(dq);
+    if (p.turning.positions != nullptr) {
+      const int lane = thread & 31, row = block * kBlock + w * kBox + thread / 32 * 16 + lane / 4;
+      TurnBack(OfSequence(p, sequence), row, p.length, lane, dq);
+    }
     // Where this warpgroup's dS has been, in two stages: nobody else reads it.
     const uint32_t low = base + w * kBoxBytes, high = low + QueryShared::kStageBytes;
     WarpgroupSync(1 + w);

@@ -19,6 +19,13 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr int kPanel = kBoxBytes / 16;    // from one box to the next, as descriptors count
 inline constexpr int kNextRows = 16 * 128 / 16;  // 16 rows of a box on
 
+// How queries and keys were turned (ops.h, RopeArgs): by whole heads.
+struct Turning {
+  const int32_t* positions;  // of the first sequence's first row; null: they were not
+  const float* inv_freq;     // [64]
+  float scale;
+};
+
 #if SOUP_ON_HOPPER
 
 __device__ __forceinline__ float Exp2(float x) {
@@ -60,6 +67,38 @@ __device__ __forceinline__ void StoreSums(const float (&d)[64], float scale, uin
   for (int c = 0; c < 16; c += 2) {
     StoreMatrices(place.In(c < 8 ? low : high, c & 7), pair(4 * c), pair(4 * c + 2),
                   pair(4 * c + 4), pair(4 * c + 6));
+  }
+}
+
+// Sine and cosine of an angle of up to some 10^6: turns taken off in three parts, then the card's
+// own for what is left. Good to 2^-18.
+__device__ __forceinline__ void SineCosine(float x, float* sine, float* cosine) {
+  const float turns = rintf(x * 0.15915494309189535f);
+  float left = fmaf(-turns, 6.28125f, x);
+  left = fmaf(-turns, 1.9350051879882812e-3f, left);
+  left = fmaf(-turns, 3.0199159819567e-7f, left);
+  *sine = __sinf(left);
+  *cosine = __cosf(left);
+}
+
+// A warpgroup's gradients of turned rows become those of the rows before: rows `row` and row + 8 of
+// a lane, of `rows`.
+__device__ __forceinline__ void TurnBack(const Turning& turning, int row, int rows, int lane,
+                                         float (&d)[64]) {
+  float position[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool valid = row + 8 * r < rows;
+    position[r] = valid ? static_cast<float>(__ldg(turning.positions + row + 8 * r)) : 0.f;
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {  // element i of the lower half of a head, and 64 columns on
+    const int column = i / 4 * 8 + 2 * (lane & 3) + i % 2;
+    float sine, cosine;
+    SineCosine(position[i / 2 % 2] * __ldg(turning.inv_freq + column), &sine, &cosine);
+    const float low = d[i], high = d[i + 32];
+    d[i] = (low * cosine + high * sine) * turning.scale;
+    d[i + 32] = (high * cosine - low * sine) * turning.scale;
   }
 }
 

@@ -66,11 +66,12 @@ class CudnnDevice : public CudaDevice {
     Check(cuda::HopperAttentionForward(a, block, /*sms=*/5, nullptr), "forward");
   }
   // The workspace holds NaNs before: only what was written may be read.
-  void OwnBackward(const AttentionBackwardArgs& a, const cuda::HopperAttentionBlock& block) {
+  void OwnBackward(const AttentionBackwardArgs& a, const cuda::HopperAttentionBlock& block,
+                   const RopeArgs* turn = nullptr) {
     const int64_t bytes = cuda::HopperAttentionWorkspace(a.Hq, a.Hkv, block);
     void* workspace = Allocate(static_cast<size_t>(bytes), 16);
     Must(cudaMemset(workspace, 0xff, static_cast<size_t>(bytes)), "cudaMemset");
-    Check(cuda::HopperAttentionBackward(a, block, workspace, bytes, nullptr), "backward");
+    Check(cuda::HopperAttentionBackward(a, block, turn, workspace, bytes, nullptr), "backward");
   }
 
  private:
