@@ -126,6 +126,34 @@ int64_t BatchedAttentionLength(const std::vector<int32_t>& lengths);
 AttentionShare ChooseAttentionShare(const std::string& library, int64_t device_memory_bytes,
                                     int64_t item_tokens, const AttentionWidths& w);
 
+// Who computes a call within the library's share, on a device that has our own warpgroup kernels
+// (kernels/cuda/hopper_attention.h), the library, or both: ours where they are faster.
+struct AttentionMakers {
+  bool own_forward = false;
+  bool own_backward = false;
+};
+
+// The longest sequences whose forward cuDNN 9.14 is not faster with, and the fewest blocks, pairs
+// of 128 keys of each key-value head, that our backward fills a large card with
+// (docs/BENCHMARKS.md).
+inline constexpr int64_t kOwnForwardTokens = 4096, kOwnBackwardBlocks = 120;
+inline constexpr int64_t kOwnAttentionHeadDim = 128;
+
+// `groups`: key-value heads of a backward call; 0: there is none.
+inline AttentionMakers AttentionMakersOf(int64_t head_dim, int64_t length_class, int64_t sequences,
+                                         int64_t groups, bool has_own, bool has_library) {
+  AttentionMakers makers;
+  if (!has_own || head_dim != kOwnAttentionHeadDim) return makers;
+  const int64_t blocks = (length_class + 255) / 256 * sequences * groups;
+  makers.own_forward = !has_library || length_class <= kOwnForwardTokens;
+  makers.own_backward = groups > 0 && (!has_library || blocks >= kOwnBackwardBlocks);
+  return makers;
+}
+// Whether the library must be ready for such calls.
+inline bool NeedsLibrary(const AttentionMakers& makers, int64_t groups) {
+  return !makers.own_forward || (groups > 0 && !makers.own_backward);
+}
+
 }  // namespace soup::engine
 
 #endif  // SOUP_ENGINE_BASE_ATTENTION_LIBRARY_H_

@@ -333,7 +333,7 @@ class Cuda final : public CudaOps {
     }
     cudnn_block_ = CudaBlock();
     SOUP_LOG(kInfo, "cuda") << "attention by our own kernels alone; cuDNN 9 would be faster from "
-                            << (cuda::HasHopperAttention() ? cuda::kHopperForwardTokens + 1 : 2048)
+                            << (cuda::HasHopperAttention() ? kOwnForwardTokens + 1 : 2048)
                             << " tokens a sequence on: " << error;
     return absl::OkStatus();
   }

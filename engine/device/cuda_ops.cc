@@ -87,19 +87,11 @@ cuda::CudnnAttentionShape ShapeOf(const kernels::AttentionBackwardArgs& a, const
           b.count};
 }
 
-// Whether what a library would take of a forward, or of a backward, is our own kernels' of this
-// device (docs/BENCHMARKS.md has the rates of both).
-bool Warpgroups(int64_t head_dim) {
-  return cuda::HasHopperAttention() && head_dim == cuda::kHopperAttentionHeadDim;
-}
-bool OwnForward(int64_t head_dim, int64_t length, bool library) {
-  return Warpgroups(head_dim) && (!library || length <= cuda::kHopperForwardTokens);
-}
-bool OwnBackward(int64_t head_dim, int64_t length_class, int64_t sequences, int64_t groups,
-                 bool library) {
-  return Warpgroups(head_dim) &&
-         (!library || cuda::HopperBackwardBlocks(length_class, sequences, groups) >=
-                          cuda::kHopperBackwardBlocks);
+static_assert(kOwnAttentionHeadDim == cuda::kHopperAttentionHeadDim, "the kernels' heads");
+
+AttentionMakers MakersOf(int64_t head_dim, const AttentionCall& b, int64_t groups, bool library) {
+  return AttentionMakersOf(head_dim, AttentionLengthClass(b.length), b.count, groups,
+                           cuda::HasHopperAttention(), library);
 }
 cuda::HopperAttentionBlock BlockOf(const kernels::AttentionForwardArgs& a, const AttentionCall& b) {
   return {a.cu_seqlens[b.first], b.length, b.count};
@@ -177,7 +169,7 @@ void CudaOps::AttentionForward(const kernels::AttentionForwardArgs& a) {
   Told(cuda::AttentionForward(a, Variant(a), *tiles, attention_, compute_.get()),
        "AttentionForward");
   for (const AttentionCall& block : part.blocks) {
-    if (OwnForward(a.D, block.length, cudnn_ != nullptr)) {
+    if (MakersOf(a.D, block, /*groups=*/0, cudnn_ != nullptr).own_forward) {
       Told(cuda::HopperAttentionForward(a, BlockOf(a, block), attention_.sms, compute_.get()),
            "AttentionForward by warpgroups");
       continue;
@@ -233,8 +225,7 @@ void CudaOps::RunAttentionBackward(const kernels::AttentionBackwardArgs& a,
   };
   for (const AttentionCall& block : part.blocks) {
     const cuda::HopperAttentionBlock own = BlockOf(a, block);
-    if (OwnBackward(a.D, AttentionLengthClass(block.length), block.count, own.groups,
-                    cudnn_ != nullptr)) {
+    if (MakersOf(a.D, block, own.groups, cudnn_ != nullptr).own_backward) {
       Told(cuda::HopperAttentionBackward(a, own, turn, a.library.workspace,
                                          a.library.workspace_bytes, compute_.get()),
            "AttentionBackward by warpgroups");
@@ -288,15 +279,17 @@ absl::Status CudaOps::PrepareAttention(absl::string_view library,
                      "again"));
   }
   for (const AttentionPreparation& p : sequences) {
-    int64_t workspace = 0, by_library = p.groups;
-    if (p.groups > 0 &&
-        OwnBackward(p.head_dim, p.length_class, p.sequences, p.groups, cudnn_ != nullptr)) {
-      by_library = 0;
+    const AttentionMakers makers =
+        AttentionMakersOf(p.head_dim, p.length_class, p.sequences, p.groups,
+                          cuda::HasHopperAttention(), cudnn_ != nullptr);
+    int64_t workspace = 0;
+    if (makers.own_backward) {
       workspace = cuda::HopperAttentionWorkspace(p.heads, p.kv_heads,
                                                  {0, p.length_class, p.sequences, p.groups});
     }
-    if (!OwnForward(p.head_dim, p.length_class, cudnn_ != nullptr)) {
-      SOUP_RETURN_IF_ERROR(PrepareLibrary(library, p, by_library, &workspace));
+    if (NeedsLibrary(makers, p.groups)) {
+      SOUP_RETURN_IF_ERROR(
+          PrepareLibrary(library, p, makers.own_backward ? 0 : p.groups, &workspace));
     }
     if (workspace > p.workspace_bytes) {
       return absl::InternalError(

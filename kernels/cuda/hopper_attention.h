@@ -19,8 +19,6 @@
 namespace soup::kernels::cuda {
 
 inline constexpr int64_t kHopperAttentionHeadDim = 128;
-// The longest sequences whose forward cuDNN 9.14 is not faster with (docs/BENCHMARKS.md).
-inline constexpr int64_t kHopperForwardTokens = 4096;
 
 // Whether this build and the current device have it.
 bool HasHopperAttention();
@@ -32,13 +30,6 @@ struct HopperAttentionBlock {
   int64_t sequences = 1;
   int64_t groups = 0;  // key-value heads at a time, those of one workspace; divides Hkv
 };
-
-// Blocks that the backward works on at a time, pairs of 128 keys of each key-value head: fewer than
-// kHopperBackwardBlocks leave more than a tenth of a large card idle, and cuDNN is faster.
-inline constexpr int64_t kHopperBackwardBlocks = 120;
-inline int64_t HopperBackwardBlocks(int64_t length, int64_t sequences, int64_t groups) {
-  return (length + 255) / 256 * sequences * groups;
-}
 
 // Bytes of workspace: dS of the query heads of `groups` key-value heads, lengths rounded up to 128.
 int64_t HopperAttentionWorkspace(int64_t Hq, int64_t Hkv, const HopperAttentionBlock& block);

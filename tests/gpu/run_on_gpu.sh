@@ -27,7 +27,7 @@ end_to_end     110 240 product
 bench          100 240 product
 daemon          60 200 product
 memcheck        20 240 sanitizers
-racecheck      120 300 sanitizers
+racecheck      200 300 sanitizers
 racecheck_fp32 340 480 sanitizers
 '
 skipped=77

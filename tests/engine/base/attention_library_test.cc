@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 namespace soup::engine {
 namespace {
 
@@ -124,6 +126,27 @@ TEST(AttentionLibrary, BlocksNeedWork) {
   const int64_t planned = AttentionCallBytes(512, k8b, limit, 8);
   EXPECT_GE(planned, 201'851'136);
   EXPECT_LE(planned, 201'851'136 + 64 * (int64_t{64} << 10));
+}
+
+// An H200 with cuDNN: 32 heads over 8 of 128.
+TEST(AttentionLibrary, OurOwnKernelsTakeWhatTheyAreFasterWith) {
+  const auto of = [](int64_t length, int64_t sequences, int64_t groups, bool own = true,
+                     bool library = true, int64_t head_dim = 128) {
+    const AttentionMakers makers =
+        AttentionMakersOf(head_dim, length, sequences, groups, own, library);
+    return std::make_tuple(makers.own_forward, makers.own_backward, NeedsLibrary(makers, groups));
+  };
+  EXPECT_EQ(of(512, 8, 8), std::make_tuple(true, true, false));
+  EXPECT_EQ(of(1024, 4, 8), std::make_tuple(true, true, false));
+  EXPECT_EQ(of(2048, 1, 8), std::make_tuple(true, false, true)) << "64 blocks";
+  EXPECT_EQ(of(2048, 1, 0), std::make_tuple(true, false, false)) << "forward only";
+  EXPECT_EQ(of(4096, 1, 4), std::make_tuple(true, false, true));
+  EXPECT_EQ(of(4096, 1, 8), std::make_tuple(true, true, false));
+  EXPECT_EQ(of(16384, 1, 1), std::make_tuple(false, false, true));
+  EXPECT_EQ(of(16384, 1, 2), std::make_tuple(false, true, true)) << "its forward";
+  EXPECT_EQ(of(16384, 1, 1, true, false), std::make_tuple(true, true, false)) << "no cuDNN";
+  EXPECT_EQ(of(512, 8, 8, false), std::make_tuple(false, false, true)) << "another card";
+  EXPECT_EQ(of(512, 8, 8, true, true, 64), std::make_tuple(false, false, true));
 }
 
 TEST(AttentionLibrary, ShareIsOfLongSequencesOfOneHeadDimension) {
