@@ -162,7 +162,7 @@ void OpTimer::SwigluBackward(const kernels::SwigluBackwardArgs& a) {
 void OpTimer::Gemm(const kernels::GemmArgs& a) {
   Timed(ClassOf(a), [&] { next().Gemm(a); });
 }
-// Gates and adapters, where they are kernels of their own, count as part of the product.
+// What stands beside the product counts as part of it, whether or not it is a kernel of its own.
 void OpTimer::GateUp(const kernels::GateUpArgs& a) {
   Timed(OpClass::kGemm, [&] { next().GateUp(a); });
 }

@@ -188,8 +188,8 @@ class Backend {
   virtual void TurnedProduct(const kernels::TurnedProductArgs& args) {
     kernels::ForEachOp(args, [this](const auto& op) { Launch(op); });
   }
-  // From how many rows on those three may be kernels of their own, which ask for no Gemm
-  // (kernels::GateProductsTaken, AdaptedProductTaken, act bf16); 0: never.
+  // From how many rows on those four may be kernels of their own, which ask for no Gemm
+  // (kernels::GateProductsTaken, AdaptedProductTaken, TurnedProductTaken; act bf16); 0: never.
   virtual int64_t fused_gate_rows() const { return 0; }
   // False for a backend that runs nothing: what it copies to the host is not written.
   virtual bool computes() const { return true; }

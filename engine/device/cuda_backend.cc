@@ -127,8 +127,6 @@ class Cuda final : public CudaOps {
   const char* name() const override { return "cuda"; }
   DType weight_type() const override { return DType::kBF16; }
 
-  std::string attention_library() const { return AttentionLibrary(); }
-
   absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override {
     if (bytes < 0) return absl::InvalidArgumentError("an arena of negative size");
     SOUP_ASSIGN_OR_RETURN(CudaBlock made, CudaBlock::OnDevice(bytes));
@@ -463,7 +461,7 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(const CudaBackendOptions& options) {
     absl::StrAppend(&made.profile.blas_core, ", gates in products from ",
                     made.profile.fused_gate_rows, " rows");
   }
-  made.profile.attention_library = backend->attention_library();
+  made.profile.attention_library = backend->AttentionLibrary();
   made.backend = std::move(backend);
   return made;
 }

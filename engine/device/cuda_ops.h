@@ -78,6 +78,10 @@ class CudaOps : public Backend {
   void AdamW(const kernels::AdamWArgs& args) override;
   void NarrowToBf16(const float* src, void* dst, int64_t n) override;
 
+  // "cudnn-9.14.0+sm_90a-1", as in MachineProfile::attention_library: what has a part in the
+  // sequences that a library's kernels or ours for this device take. Empty: neither is here.
+  std::string AttentionLibrary() const;
+
  protected:
   // What the launchers work with; filled by the backend at its start.
   CudaStream compute_;
@@ -97,9 +101,6 @@ class CudaOps : public Backend {
   }
   // Before the first plans of an attention library are made.
   virtual void MakeRoomForLibraryCode() = 0;
-  // "cudnn-9.14.0+sm_90a-1", as in MachineProfile::attention_library: what has a part in the
-  // sequences that a library's kernels or ours for this device take. Empty: neither is here.
-  std::string AttentionLibrary() const;
   absl::Status Check(cudaError_t error, absl::string_view what) {
     return error == cudaSuccess ? absl::OkStatus() : Keep(CudaStatus(error, what));
   }

@@ -592,7 +592,9 @@ MeasureOptions ThoroughMeasure(const Backend& backend) {
 
 absl::Status CheckAttentionLibrary(Backend* backend, MachineProfile* profile) {
   if (profile->attention_library.empty()) return absl::OkStatus();
-  constexpr int64_t kTokens = 16384;  // long enough for the library wherever our kernels stand in
+  // Forward and backward are the library's here, wherever our own kernels stand in for it: the
+  // limits leave room for two key-value heads a call (AttentionMakersOf).
+  constexpr int64_t kTokens = 8192;
   const AttentionWidths widths = {32, 8, 128};
   const AttentionShare share = ChooseAttentionShare(profile->attention_library,
                                                     profile->device_memory_bytes, kTokens, widths);

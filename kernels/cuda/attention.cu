@@ -114,8 +114,8 @@ Params Common(int64_t T, int64_t Hq, int64_t Hkv, float scale, const AttentionVa
   p.sms = device.sms;
   p.scale = scale;
   const bool cap = variant.soft_cap > 0.f;
-  p.c2 = cap ? attention::kLog2E : scale * attention::kLog2E;
-  p.cap_in = cap ? scale * 2.f * attention::kLog2E / variant.soft_cap : 0.f;
+  p.c2 = cap ? kLog2E : scale * kLog2E;
+  p.cap_in = cap ? scale * 2.f * kLog2E / variant.soft_cap : 0.f;
   p.cap_out = variant.soft_cap;
   return p;
 }

@@ -13,13 +13,9 @@
 
 namespace soup::kernels::cuda::attention {
 
-inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
 // ---- PTX ----
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 // Asynchronous copies; `valid` false writes zeros and reads nothing.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
@@ -57,16 +53,6 @@ __device__ __forceinline__ void Mma(float (&c)[4], const uint32_t (&a)[4], uint3
       "{%0,%1,%2,%3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ uint32_t PackPair(float low, float high) {
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
 }
 __device__ __forceinline__ float Low(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float High(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }

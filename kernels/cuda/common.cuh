@@ -47,6 +47,24 @@ __device__ __forceinline__ float FromFloat<float>(float x) {
   return x;
 }
 
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Rounded to bf16, the lower 16 bits first.
+__device__ __forceinline__ uint32_t PackPair(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+// 32 bits, of shared memory.
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
 __device__ __forceinline__ void Unpack8(uint4 v, float (&f)[8]) {
   const __nv_bfloat162* p = reinterpret_cast<const __nv_bfloat162*>(&v);
 #pragma unroll

@@ -18,9 +18,9 @@ inline constexpr int64_t kFusedGateRows = 1024;
 // Whether this build and the current device have them.
 bool HasGateProducts();
 
-// Sets a part of the L2 cache aside for the operand that tiles of one product after another read:
-// with it a third of their reads from memory is saved (docs/BENCHMARKS.md). Once a process; without
-// it, or where it fails, everything is as it is, only slower. Decides no bits.
+// Sets a part of the L2 cache aside for the operand that one wave of tiles after another reads
+// (docs/BENCHMARKS.md). Once a process; without it, or where it fails, everything is as it is, only
+// slower. Decides no bits.
 cudaError_t SetCacheAside();
 
 // Of bf16 activations, from one thread of a process with one device. H and I multiples of 8;

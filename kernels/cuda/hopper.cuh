@@ -5,10 +5,11 @@
 #define SOUP_KERNELS_CUDA_HOPPER_CUH_
 
 #include <cuda.h>
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+
+#include "kernels/cuda/common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SOUP_ON_HOPPER 1
@@ -19,10 +20,6 @@
 namespace soup::kernels::cuda {
 
 #if SOUP_ON_HOPPER
-
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // Rank of this block in its cluster.
 __device__ __forceinline__ uint32_t ClusterRank() {
@@ -239,12 +236,6 @@ __device__ __forceinline__ void WarpgroupProduct(float (&d)[64], const uint32_t*
 #undef SOUP_NAMES_32
 #undef SOUP_SUMS_32
 #undef SOUP_SUMS_8
-
-// Two sums as bf16, the lower first.
-__device__ __forceinline__ uint32_t Pair(float low, float high) {
-  const __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&p);
-}
 
 // Four 8 x 8 matrices of 16-bit values, of which each lane holds two of a row, to shared memory;
 // lane 8 m + i gives the address of row i of matrix m.

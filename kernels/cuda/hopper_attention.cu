@@ -87,7 +87,7 @@ cudaError_t MakeParams(const AttentionBackwardArgs& a, const HopperAttentionBloc
   p->groups = static_cast<int>(b.groups);
   p->group = static_cast<int>(group);
   p->scale = a.scale;
-  p->c2 = a.scale * hopper_attention::kLog2E;
+  p->c2 = a.scale * kLog2E;
   return cudaSuccess;
 }
 
@@ -134,7 +134,7 @@ cudaError_t HopperAttentionForward(const AttentionForwardArgs& a, const HopperAt
   p.sequences = static_cast<int>(block.sequences);
   p.heads = static_cast<int>(a.Hq);
   p.group = static_cast<int>(a.Hq / a.Hkv);
-  p.c2 = a.scale * hopper_attention::kLog2E;
+  p.c2 = a.scale * kLog2E;
   const int works = p.blocks * p.sequences * p.heads;
   return LaunchBehind(ForwardKernel, dim3(static_cast<unsigned>(std::min(works, sms))),
                       ForwardShared::kThreads, ForwardShared::kBytes, stream, p);

@@ -183,8 +183,8 @@ struct KeyPass {
         if (diagonal && key + 8 * (e / 2) > 8 * c + query + e % 2) x = 0.f;
         probability[4 * c + e] = x;
       }
-      operand[2 * c] = Pair(probability[4 * c], probability[4 * c + 1]);
-      operand[2 * c + 1] = Pair(probability[4 * c + 2], probability[4 * c + 3]);
+      operand[2 * c] = PackPair(probability[4 * c], probability[4 * c + 1]);
+      operand[2 * c + 1] = PackPair(probability[4 * c + 2], probability[4 * c + 3]);
     }
   }
 
@@ -200,8 +200,8 @@ struct KeyPass {
       for (int e = 0; e < 4; ++e) {
         x[e] = probability[4 * c + e] * (dp[4 * c + e] - (e % 2 == 0 ? two.y : two.w));
       }
-      operand[2 * c] = Pair(x[0], x[1]);
-      operand[2 * c + 1] = Pair(x[2], x[3]);
+      operand[2 * c] = PackPair(x[0], x[1]);
+      operand[2 * c + 1] = PackPair(x[2], x[3]);
     }
   }
 

@@ -21,7 +21,6 @@ struct ForwardShared {
   static constexpr int kThreads = 384;
   static constexpr int kRing = 2;
   static constexpr int kTileBytes = 4 * kBoxBytes;
-  static constexpr int kQ = 0, kK = kRing * kTileBytes, kV = 2 * kRing * kTileBytes;
   static constexpr int kBarriers = 3 * kRing * kTileBytes;
   static constexpr int kBytes = kBarriers + kBarrierBytes + kAlignment;
 };
@@ -136,7 +135,7 @@ struct ForwardPass {
   }
   __device__ __forceinline__ static void Operand(const float (&s)[64], uint32_t (&operand)[32]) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) operand[i] = Pair(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < 32; ++i) operand[i] = PackPair(s[2 * i], s[2 * i + 1]);
   }
 
   __device__ __forceinline__ void Scores(float (&s)[64], int q_stage, int k_stage, int w) const {

@@ -15,7 +15,6 @@ inline constexpr int kBoxBytes = kBox * kBox * 2;
 inline constexpr int kBlock = 128;       // keys or queries of a CTA, a box's rows each warpgroup
 inline constexpr int kAlignment = 1024;  // of the swizzle's pattern
 inline constexpr int kBarrierBytes = 128;
-inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr int kPanel = kBoxBytes / 16;    // from one box to the next, as descriptors count
 inline constexpr int kNextRows = 16 * 128 / 16;  // 16 rows of a box on
 
@@ -27,12 +26,6 @@ struct Turning {
 };
 
 #if SOUP_ON_HOPPER
-
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // A place in a ring.
 template <int kRing>
@@ -62,7 +55,7 @@ struct StorePlace {
 __device__ __forceinline__ void StoreSums(const float (&d)[64], float scale, uint32_t low,
                                           uint32_t high, int thread) {
   const StorePlace place(thread);
-  const auto pair = [&](int i) { return Pair(d[i] * scale, d[i + 1] * scale); };
+  const auto pair = [&](int i) { return PackPair(d[i] * scale, d[i + 1] * scale); };
 #pragma unroll
   for (int c = 0; c < 16; c += 2) {
     StoreMatrices(place.In(c < 8 ? low : high, c & 7), pair(4 * c), pair(4 * c + 2),

@@ -225,7 +225,7 @@ __device__ __forceinline__ void Product(const CUtensorMap& map_a, const CUtensor
       BarrierWait(taken(half), tile_turn ^ 1);
 #pragma unroll
       for (int c = 0; c < kTileN / 8; c += 2) {
-        const auto pair = [&](int i) { return Pair(sums[4 * c + i], sums[4 * c + i + 1]); };
+        const auto pair = [&](int i) { return PackPair(sums[4 * c + i], sums[4 * c + i + 1]); };
         StoreMatrices(out + InHalf(row, c + right), pair(0), pair(2), pair(4), pair(6));
       }
       BarrierArrive(made(half));

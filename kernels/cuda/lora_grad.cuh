@@ -47,8 +47,7 @@ struct GradShape {
 
 // bf16 pair of two tokens of one column, normed.
 __device__ __forceinline__ uint32_t NormPair(uint32_t x, float2 rstd, float weight) {
-  return attention::PackPair(attention::Low(x) * (rstd.x * weight),
-                             attention::High(x) * (rstd.y * weight));
+  return PackPair(attention::Low(x) * (rstd.x * weight), attention::High(x) * (rstd.y * weight));
 }
 
 // What a lane copies of a run of tokens. Of u: `chunks` of 8 columns a row, in shared memory side
@@ -118,7 +117,7 @@ __global__ void __launch_bounds__(32 * kGradWarps, N8 == 1 ? 2 : 1)
   if (!Find(a.strips, blockIdx.x * kGradColumns, &place)) return;
   const int runs = (a.T + kGradRun - 1) / kGradRun;
   const int mine = (runs - warp + kGradWarps - 1) / kGradWarps;  // this warp's
-  const uint32_t ring = attention::SharedAddress(shared) + warp * Shape::kRingBytes;
+  const uint32_t ring = SharedAddress(shared) + warp * Shape::kRingBytes;
   // Narrow rows whole; of others this linear's part.
   const bool whole = a.ldu <= kGradMostU && a.ldu == a.strips.count * a.rank;
   const int chunks = whole ? a.ldu / 8 : N8, strip_column = place.strip * a.rank;

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(32 * kReduceWarps)
   for (int m = 0; m < strip; ++m) first_row += a.strips.width[m];
   const bf16* y0 = a.y + a.strips.column[strip] + 8 * q;
   const int runs = a.strips.width[strip] / 32;
-  const uint32_t own = attention::SharedAddress(shared) + warp * 2 * M * 512 + lane * 16;
+  const uint32_t own = SharedAddress(shared) + warp * 2 * M * 512 + lane * 16;
 
   const auto copy = [&](int run, uint32_t to) {
     if (run < runs) {

@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(32 * kRopeWarps, K8 == 1 ? 4 : 3)
   bf16* y0 = up.y + static_cast<int64_t>(t0 + g) * up.ldy + start + 8 * q;
   const int64_t below = 8 * up.ldy;
   const bool valid[2] = {t0 + g < up.T, t0 + g + 8 < up.T};
-  const uint32_t ring =
-      attention::SharedAddress(shared) + warp * kRopeStages * kUnitBytes + lane * 16;
+  const uint32_t ring = SharedAddress(shared) + warp * kRopeStages * kUnitBytes + lane * 16;
   const auto copy = [&](int unit) {
     if (unit < units) {
       const uint32_t to = ring + unit % kRopeStages * kUnitBytes;

@@ -2,8 +2,8 @@
 # All that a card has to show, in one command. Travels in the bundle (deploy/bundle.sh --with-tests).
 #   tests/gpu/run_on_gpu.sh [--only PART,...] [--limit SECONDS] [--out DIR] [--list] [--backend cpu] [-- for end_to_end.py]
 # Each part runs with a time limit and a log of its own, and the next one whatever became of it; at the end a table
-# (DIR/summary.txt) and everything in DIR.tar.gz. --only takes parts and the groups `correct`, `product`
-# and `sanitizers`: three calls of less than ten minutes each. --limit (570): no part runs beyond that many seconds from the
+# (DIR/summary.txt) and everything in DIR.tar.gz. --only takes parts and the groups `correct`, `product` and `sanitizers`,
+# which last about ten minutes: better its parts apart. --limit (570): no part runs beyond that many seconds from the
 # start. --list says what would run and how long it should take. --backend cpu tries the command itself on a machine
 # without a card: small shapes.
 # Programs come from the bundle this lies in, else from build/cuda. Exit status: 0 all passed, 1 one failed or ran out of

@@ -18,6 +18,7 @@
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/hopper_attention.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/nf4_dequant.h"
 #include "kernels/cuda/norm.h"
@@ -189,6 +190,35 @@ void CudnnRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, i
   }
 }
 
+// Our own warpgroup kernels, all key-value heads and as many sequences a call.
+void WarpgroupRates(const AttentionForwardArgs& f, const AttentionBackwardArgs& b, int64_t length,
+                    int64_t sequences, int sms) {
+  if (!cuda::HasHopperAttention() || f.D != cuda::kHopperAttentionHeadDim) return;
+  cuda::HopperAttentionBlock block{0, length, sequences, f.Hkv};
+  const int64_t bytes = cuda::HopperAttentionWorkspace(f.Hq, f.Hkv, block);
+  if (bytes > int64_t{5000} << 20) return;
+  const Buffer workspace(static_cast<size_t>(bytes), false);
+  const auto each = [&](const auto& run) {
+    for (int64_t i = 0; i < f.S; i += sequences) {
+      block.first = f.cu_seqlens[i];
+      Must(run(), "warpgroups");
+    }
+  };
+  const double forward =
+      MedianMs([&] { each([&] { return cuda::HopperAttentionForward(f, block, sms, nullptr); }); });
+  const double backward = MedianMs([&] {
+    each([&] {
+      return cuda::HopperAttentionBackward(b, block, nullptr, workspace.as<void>(), bytes, nullptr);
+    });
+  });
+  const double flop = 2.0 * length * length * f.D * f.Hq * f.S;  // causal
+  std::printf(
+      "  warpgroups length %lld x%lld: fwd %7.3f ms %6.1f TFLOPS   bwd %7.3f ms %6.1f TFLOPS\n",
+      static_cast<long long>(length), static_cast<long long>(sequences), forward,
+      1e-9 * flop / forward, backward, 2.5e-9 * flop / backward);
+  std::fflush(stdout);
+}
+
 void Attention(int64_t b, int64_t s, int64_t Hq, int64_t Hkv, int64_t D) {
   cuda::AttentionDevice device;
   Must(cuda::QueryAttentionDevice(0, &device), "device");
@@ -267,7 +297,9 @@ void Attention(int64_t b, int64_t s, int64_t Hq, int64_t Hkv, int64_t D) {
       backward, 2.5e-9 * flop / backward, schedule.kv_split);
   std::fflush(stdout);
   for (int64_t sequences = 1; sequences <= b; sequences *= 2) {
-    if (b % sequences == 0) CudnnRates(fa, ba, s, true, sequences);
+    if (b % sequences != 0) continue;
+    WarpgroupRates(fa, ba, s, sequences, device.sms);
+    CudnnRates(fa, ba, s, true, sequences);
   }
   CudnnRates(fa, ba, s - 1, false, 1);
 }

@@ -149,6 +149,20 @@ TEST(AttentionLibrary, OurOwnKernelsTakeWhatTheyAreFasterWith) {
   EXPECT_EQ(of(512, 8, 8, true, true, 64), std::make_tuple(false, false, true));
 }
 
+// What a machine tries the library with (CheckAttentionLibrary): both of its kernels, on any card
+// that has our own.
+TEST(AttentionLibrary, AtTheLengthItIsTriedWithBothAreTheLibrarys) {
+  constexpr int64_t kTokens = 8192, kH100 = int64_t{80} << 30;
+  for (const int64_t memory : {kH100, kH200}) {
+    const int64_t limit = ChooseAttentionShare("cudnn", memory, kTokens, k8b).workspace_limit;
+    const int64_t groups = AttentionGroups(kTokens, k8b, limit);
+    ASSERT_GT(groups, 0);
+    const AttentionMakers makers = AttentionMakersOf(128, kTokens, 1, groups, true, true);
+    EXPECT_FALSE(makers.own_forward);
+    EXPECT_FALSE(makers.own_backward);
+  }
+}
+
 TEST(AttentionLibrary, ShareIsOfLongSequencesOfOneHeadDimension) {
   EXPECT_EQ(ChooseAttentionShare("", kH200, 16384, k8b).library, "");
   EXPECT_EQ(ChooseAttentionShare("cudnn-9.14.0", kH200, 1920, k8b).library, "");
