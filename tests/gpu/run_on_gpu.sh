@@ -23,12 +23,12 @@ long_attention  20  90 correct
 golden          45 150 correct
 matrix_8b      120 240 correct
 matrix_deep     60 150 correct
-end_to_end     110 240 product
+end_to_end      70 240 product
 bench          100 240 product
 daemon          60 200 product
 memcheck        20 240 sanitizers
-racecheck      200 300 sanitizers
-racecheck_fp32 340 480 sanitizers
+racecheck      240 360 sanitizers
+racecheck_fp32 110 360 sanitizers
 '
 skipped=77
 # Golden folders. All are so small that by default they run in fp32; bf16, which models of real size run, is asked for (with experts
