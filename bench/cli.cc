@@ -139,7 +139,7 @@ class Bench {
       spec.batch = batch;
       SOUP_ASSIGN_OR_RETURN(RowResult row, runner_.Run(spec));
       Print(row);
-      points.emplace_back(static_cast<double>(row.tokens_a_step), row.step_seconds);
+      points.emplace_back(row.tokens_a_step, row.step_seconds);
       sweep.rows.push_back(std::move(row));
     }
     SOUP_ASSIGN_OR_RETURN(sweep.fit, FitLine(points));

@@ -81,6 +81,8 @@ json Row(const std::string& command, const RowResult& r, int64_t overhead_bytes)
                {{"head", engine::HeadText(r.placement)},
                 {"values", WeightValuesName(r.spec.values)},
                 {"precision", engine::PrecisionName(r.precision)},
+                {"shortest", r.spec.shortest},
+                {"tokens_a_step", r.tokens_a_step},
                 {"steps", r.spec.steps},
                 {"fastest_step_s", r.fastest_seconds},
                 {"slowest_step_s", r.slowest_seconds},
@@ -113,6 +115,15 @@ std::string CurveLine(const char* name, const std::vector<engine::MeasuredRate>&
     points.push_back(absl::StrFormat("%d: %.4g", p.size, p.flops * 1e-12));
   }
   return absl::StrFormat("%-34s %s TFLOPS\n", name, absl::StrJoin(points, "  "));
+}
+
+std::string Note(const RowResult& r) {
+  std::vector<std::string> notes;
+  if (r.spec.shortest > 0) notes.push_back(absl::StrCat("lengths from ", r.spec.shortest));
+  if (r.ablation.any()) {
+    notes.push_back(absl::StrCat("ABLATED, timing only: ", r.ablation.Name()));
+  }
+  return absl::StrJoin(notes, "; ");
 }
 
 std::string Gigabytes(int64_t bytes) {
@@ -186,8 +197,7 @@ std::string RowLine(const RowResult& r) {
       engine::HeadText(r.placement), r.tokens_per_second(), r.step_seconds * 1e3,
       r.predicted_step_seconds * 1e3, r.stall_fraction() * 100, r.copy_bytes_per_second() * 1e-9,
       Gigabytes(r.arena_bytes), Gigabytes(PlannedBytes(r)), Gigabytes(r.device_bytes),
-      r.ideal_share() * 100,
-      r.ablation.any() ? absl::StrCat("ABLATED, timing only: ", r.ablation.Name()) : "");
+      r.ideal_share() * 100, Note(r));
 }
 
 std::string BreakdownLine(const RowResult& r) {

@@ -19,14 +19,20 @@ namespace {
 using engine::TokenRecord;
 
 constexpr char kJobId[] = "bench";
-constexpr uint64_t kTokenSeed = 11;
+constexpr uint64_t kTokenSeed = 11, kLengthSeed = 12;
 
 // Sequences of random tokens, all of them supervised (but each first, which nothing predicts).
-std::vector<TokenRecord> RandomRecords(int64_t count, int64_t length, int64_t vocab) {
-  const kernels::PhiloxStream random(kTokenSeed, 0, 0);
+std::vector<TokenRecord> RandomRecords(const RowSpec& spec, int64_t count, int64_t vocab) {
+  const kernels::PhiloxStream random(kTokenSeed, 0, 0), lengths(kLengthSeed, 0, 0);
   std::vector<TokenRecord> records(static_cast<size_t>(count));
-  uint64_t draw = 0;
+  uint64_t draw = 0, drawn = 0;
   for (TokenRecord& record : records) {
+    int64_t length = spec.seq;
+    if (spec.shortest > 0) {
+      length =
+          spec.shortest + static_cast<int64_t>(lengths.Draw(drawn++) %
+                                               static_cast<uint64_t>(spec.seq - spec.shortest + 1));
+    }
     record.ids.reserve(static_cast<size_t>(length));
     for (int64_t i = 0; i < length; ++i) {
       record.ids.push_back(
@@ -81,8 +87,8 @@ absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
   if (!options_.mirror_dir.empty())
     setup.mirror_dir = absl::StrCat(options_.mirror_dir, "/soup-bench");
   const int64_t steps = spec.warmup + spec.steps + (options_.breakdown ? 1 : 0);
-  setup.dataset = engine::PreparedDataset::FromRecords(
-      RandomRecords(steps * spec.batch, spec.seq, model.vocab));
+  setup.dataset =
+      engine::PreparedDataset::FromRecords(RandomRecords(spec, steps * spec.batch, model.vocab));
   setup.shape.model = model;
   setup.shape.format = spec.format;
   setup.shape.lora.r = spec.lora_r;
@@ -95,11 +101,21 @@ absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
   SOUP_ASSIGN_OR_RETURN(setup.numeric, engine::MakeNumericPlan(setup.shape, profile_));
   SOUP_ASSIGN_OR_RETURN(const engine::BatchSchedule schedule,
                         engine::MakeTrainSchedule(setup.shape, setup.numeric));
-  SOUP_ASSIGN_OR_RETURN(job.pass.items, engine::MakePassItems(schedule.Step(1), setup.numeric, 0,
-                                                              -1, /*train=*/true));
-  job.pass.job_id = kJobId;
-  job.pass.lora = setup.shape.lora;
-  job.pass.numeric = setup.numeric;
+  // Steps of equal sequences are alike; others have a pass each, and room for the largest.
+  const bool alike = spec.shortest == 0;
+  const int64_t first = alike ? 1 : spec.warmup + 1;
+  for (int64_t step = first; step < first + (alike ? 1 : spec.steps); ++step) {
+    engine::PassJob pass;
+    pass.job_id = kJobId;
+    pass.lora = setup.shape.lora;
+    pass.numeric = setup.numeric;
+    SOUP_ASSIGN_OR_RETURN(pass.items, engine::MakePassItems(schedule.Step(step), setup.numeric, 0,
+                                                            -1, /*train=*/true));
+    job.passes.push_back(std::move(pass));
+  }
+  job.largest =
+      alike ? job.passes.front()
+            : engine::LargestPass(kJobId, setup.shape, setup.numeric, schedule.max_micro_batches());
   return job;
 }
 
@@ -107,7 +123,7 @@ absl::StatusOr<engine::MemoryPlan> RowRunner::Plan(const RowSpec& spec,
                                                    const engine::ModelSpec& model,
                                                    const Job& job) const {
   if (spec.budget_bytes > 0) {
-    return engine::ChoosePlacement(model, spec.format, {job.pass}, spec.budget_bytes, profile_);
+    return engine::ChoosePlacement(model, spec.format, {job.largest}, spec.budget_bytes, profile_);
   }
   engine::Placement placement = spec.placement;
   if (placement.slots == engine::kAllLayers) {
@@ -116,7 +132,19 @@ absl::StatusOr<engine::MemoryPlan> RowRunner::Plan(const RowSpec& spec,
   if (placement.resident_layers == engine::kAllLayers) {
     placement.resident_layers = placement.slots;
   }
-  return engine::PlanMemory(model, spec.format, {job.pass}, placement);
+  return engine::PlanMemory(model, spec.format, {job.largest}, placement);
+}
+
+absl::StatusOr<double> RowRunner::PredictedSeconds(const RowSpec& spec,
+                                                   const engine::ModelSpec& model, const Job& job,
+                                                   const engine::Placement& placement) const {
+  double seconds = 0;
+  for (const engine::PassJob& pass : job.passes) {
+    SOUP_ASSIGN_OR_RETURN(const engine::Forecast forecast,
+                          engine::ForecastPass(model, spec.format, {pass}, placement, profile_));
+    seconds += forecast.step_seconds / static_cast<double>(job.passes.size());
+  }
+  return seconds;
 }
 
 absl::StatusOr<engine::Placement> RowRunner::Place(const RowSpec& spec) {
@@ -132,9 +160,11 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model, FindBase(spec.base));
   SOUP_ASSIGN_OR_RETURN(Job job, MakeJob(spec, model));
   SOUP_ASSIGN_OR_RETURN(const engine::MemoryPlan plan, Plan(spec, model, job));
+  SOUP_ASSIGN_OR_RETURN(const double predicted, PredictedSeconds(spec, model, job, plan.placement));
+  // Of the step whose arena is told: the last.
   SOUP_ASSIGN_OR_RETURN(
-      const engine::Forecast forecast,
-      engine::ForecastPass(model, spec.format, {job.pass}, plan.placement, profile_));
+      const engine::MemoryPlan last,
+      engine::PlanMemory(model, spec.format, {job.passes.back()}, plan.placement));
   // After the plan: a budget that is too small costs nothing.
   SOUP_ASSIGN_OR_RETURN(const engine::ModelBase* base, Base(spec));
   RowResult row;
@@ -142,14 +172,14 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   row.ablation = ablation;
   row.placement = plan.placement;
   row.precision = job.setup.numeric.precision();
-  row.planned_bytes = plan.arena_bytes();
+  row.planned_bytes = last.arena_bytes();
   row.host_bytes = plan.host_bytes();
   if (job.setup.numeric.backend == "cuda" && backend_.counters().pageable_bytes == 0) {
     row.table_bytes = plan.table_bytes + engine::PinnedTableBytes(engine::PinnedByJobs(
                                              model, spec.format, {job.setup.shape.lora}));
   }
   row.base_bytes = base_->bytes();
-  row.predicted_step_seconds = forecast.step_seconds;
+  row.predicted_step_seconds = predicted;
 
   AblatedBackend ablated(&backend_, ablation);
   WorkCounter counter(&ablated, profile_);
@@ -191,9 +221,9 @@ absl::Status RowRunner::Steps(engine::Trainer& trainer, WorkCounter& counter, Op
     if (step <= row.spec.warmup) continue;
     const double part = 1.0 / row.spec.steps;
     row.arena_bytes = pass.arena_measured_bytes;
-    row.tokens_a_step = stats.tokens;
+    row.tokens_a_step += part * static_cast<double>(stats.tokens);
     row.loss = stats.loss;
-    row.work = counter.work();
+    row.work.Add(counter.work(), part);
     row.step_seconds += part * stats.seconds;
     row.fastest_seconds = std::min(row.fastest_seconds, stats.seconds);
     row.slowest_seconds = std::max(row.slowest_seconds, stats.seconds);

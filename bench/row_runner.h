@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "bench/ablated_backend.h"
@@ -40,8 +41,8 @@ struct RowResult {
   int64_t product_code_bytes = 0;  // of these, code of products loaded so far in this process
   double predicted_step_seconds = 0;
   // Over the steps that count.
-  int64_t tokens_a_step = 0;
-  double step_seconds = 0;  // mean
+  double tokens_a_step = 0;  // mean
+  double step_seconds = 0;   // mean
   double fastest_seconds = 0;
   double slowest_seconds = 0;
   double stall_seconds = 0;      // a step
@@ -50,9 +51,9 @@ struct RowResult {
   double loss = 0;               // of the last step
   int64_t gemms_tuned = 0;       // before the first step
   double gemm_tuning_seconds = 0;
-  Work work;                           // of one step
+  Work work;                           // a step, mean
   std::optional<Breakdown> breakdown;  // of one more step
-  double tokens_per_second() const { return static_cast<double>(tokens_a_step) / step_seconds; }
+  double tokens_per_second() const { return tokens_a_step / step_seconds; }
   double stall_fraction() const { return stall_seconds / step_seconds; }
   double copy_bytes_per_second() const { return copy_bytes / step_seconds; }
   // GEMM and attention of the step at this run's ceilings, over the step.
@@ -87,13 +88,17 @@ class RowRunner {
  private:
   struct Job {
     engine::JobSetup setup;
-    engine::PassJob pass;
+    engine::PassJob largest;              // that the placement is chosen for
+    std::vector<engine::PassJob> passes;  // of the steps that count; one where all are alike
   };
   // Keeps one base: rows that follow each other on the same one make it once.
   absl::StatusOr<const engine::ModelBase*> Base(const RowSpec& spec);
   absl::StatusOr<Job> MakeJob(const RowSpec& spec, const engine::ModelSpec& model) const;
   absl::StatusOr<engine::MemoryPlan> Plan(const RowSpec& spec, const engine::ModelSpec& model,
                                           const Job& job) const;
+  // Mean of the passes under a placement.
+  absl::StatusOr<double> PredictedSeconds(const RowSpec& spec, const engine::ModelSpec& model,
+                                          const Job& job, const engine::Placement& placement) const;
   absl::Status Steps(engine::Trainer& trainer, WorkCounter& counter, OpTimer& timer,
                      RowResult& row) const;
 

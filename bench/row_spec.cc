@@ -29,6 +29,8 @@ constexpr Setting kSettings[] = {
      "activations: auto (the default, by the model), bf16 (cuda) or fp32"},
     {"batch", "--batch", "sequences a step"},
     {"seq", "--seq", "tokens of a sequence"},
+    {"shortest", "--shortest",
+     "tokens of the shortest sequence: lengths are drawn evenly from there to seq"},
     {"r", "--lora-r", "LoRA rank"},
     {"targets", "--targets", "adapted linears: q,k,v,o,gate,up,down"},
     {"budget", "--budget", "arena bytes, e.g. 9.9GB: the planner chooses the placement"},
@@ -156,6 +158,7 @@ absl::Status ApplySetting(absl::string_view key, absl::string_view value, RowSpe
   }
   if (key == "batch") return Number(key, value, 1, row.batch);
   if (key == "seq") return Number(key, value, 2, row.seq);
+  if (key == "shortest") return Number(key, value, 2, row.shortest);
   if (key == "r") return Number(key, value, 1, row.lora_r);
   if (key == "targets") return Targets(value, row.targets);
   if (key == "budget") {
@@ -203,6 +206,10 @@ absl::Status CheckRow(const RowSpec& row) {
     return absl::InvalidArgumentError(absl::StrCat(
         "row \"", row.ToText(), "\": values are of format=bf16; an NF4 base has codes"));
   }
+  if (row.shortest > row.seq) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("row \"", row.ToText(), "\": shortest is more than seq"));
+  }
   if (row.placed == (row.budget_bytes == 0)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "row \"", row.ToText(), "\": ",
@@ -216,7 +223,8 @@ std::string RowSpec::ToText() const {
   for (const Module m : targets) names.push_back(ShortName(m));
   std::string text =
       absl::StrCat("base=", base, " format=", engine::BaseFormatName(format), " batch=", batch,
-                   " seq=", seq, " r=", lora_r, " targets=", absl::StrJoin(names, ","));
+                   " seq=", seq, shortest > 0 ? absl::StrCat(" shortest=", shortest) : "",
+                   " r=", lora_r, " targets=", absl::StrJoin(names, ","));
   if (values != WeightValues::kNormal) {
     absl::StrAppend(&text, " values=", WeightValuesName(values));
   }

@@ -20,9 +20,10 @@ namespace soup::bench {
 struct RowSpec {
   std::string base = "smollm-135m";  // a named shape, or the path of a config.json
   engine::BaseFormat format = engine::BaseFormat::kNf4DoubleQuant;
-  WeightValues values = WeightValues::kNormal;             // of a bf16 base
-  int32_t batch = 1;                                       // sequences a step
-  int32_t seq = 512;                                       // tokens of each
+  WeightValues values = WeightValues::kNormal;  // of a bf16 base
+  int32_t batch = 1;                            // sequences a step
+  int32_t seq = 512;                            // tokens of each, or of the longest
+  int32_t shortest = 0;  // lengths are drawn evenly from here to `seq`; 0: all have `seq`
   engine::Precision precision = engine::Precision::kAuto;  // of activations
   int32_t lora_r = 8;
   std::vector<engine::Module> targets = {engine::Module::kQ, engine::Module::kK, engine::Module::kV,

@@ -15,6 +15,12 @@ struct Work {
   double gemm_flops = 0;
   double attention_flops = 0;  // causal, as MachineProfile counts them
   double ideal_seconds = 0;    // at RateAt of the profile's curves
+
+  void Add(const Work& other, double weight) {
+    gemm_flops += weight * other.gemm_flops;
+    attention_flops += weight * other.attention_flops;
+    ideal_seconds += weight * other.ideal_seconds;
+  }
 };
 
 class WorkCounter final : public ForwardingBackend {

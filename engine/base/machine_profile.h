@@ -44,8 +44,8 @@ struct MachineProfile {
   // size: tokens of one sequence, causal. FLOP counted: forward 2 S^2 Hq D, backward 2.5 times it.
   std::vector<MeasuredRate> attention_forward_rates;
   std::vector<MeasuredRate> attention_backward_rates;
-  int32_t cpu_threads = 1;  // frozen into the numeric plan
-  std::string blas_core;    // OpenBLAS core type, e.g. "SkylakeX": decides bits too
+  int32_t cpu_threads = 1;  // decide times, not bits
+  std::string blas_core;    // OpenBLAS core type, e.g. "SkylakeX": decides bits
   // From how many rows on the gate of an MLP is computed within its products (Backend); 0: never.
   int64_t fused_gate_rows = 0;
   // "cudnn-9.14.0" where the backend has it on this device; empty: our own attention kernels alone.

@@ -57,15 +57,14 @@ struct JobShape {
 
 // Frozen into the job's record. Equal text = equal bits on one machine.
 struct NumericPlan {
-  int32_t version = 3;
+  int32_t version = 0;
   std::string backend;              // cpu | cuda
   int64_t micro_batch_tokens = 0;   // capacity of a packed micro-batch
   int32_t order_tile = 0;           // of the shuffle window (batch_schedule.h)
   std::vector<int64_t> buckets;     // token counts that a work item is rounded up to, ascending
   int64_t head_slice_rows = 0;      // vocabulary rows a head slice
   int64_t max_supervised_rows = 0;  // rows of the loss buffers: the largest bucket
-  int32_t cpu_threads = 1;
-  std::string blas_core;
+  std::string blas_core;            // of the CPU backend; bits do not depend on its threads
   AttentionShare attention;  // cuda: what an attention library takes; empty: our own kernels all
   bool f32_activations = false;  // cuda: activations are fp32 instead of bf16 (precision.h)
 

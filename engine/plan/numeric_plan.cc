@@ -26,8 +26,10 @@ constexpr int64_t kCudaMaxHeadSliceRows = 8192;
 constexpr int64_t kCudaRowTile = 64;
 constexpr int64_t kCudaHeadDims[] = {16, 32, 64, 96, 128, 256};
 // 2: the head's rows in buckets; 3: the shuffle window; 4: q, k, v from an fp32 product
-// (QkvFinish); 5: the gate within the products beside it
-constexpr int kNumericPlanVersion = 7;
+// (QkvFinish); 5: the gate within the products beside it; 6: a window's steps take turns drawn
+// anew; 7: attention by warpgroups, adapters within products (sm_90a); 8: CPU threads are no part
+// of it
+constexpr int kNumericPlanVersion = 8;
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -225,7 +227,6 @@ std::string NumericPlan::ToText() const {
                       {"buckets", buckets},
                       {"head_slice_rows", head_slice_rows},
                       {"max_supervised_rows", max_supervised_rows},
-                      {"cpu_threads", cpu_threads},
                       {"blas_core", blas_core}};
   if (backend == "cuda") j.update(AttentionToJson(attention));
   if (backend == "cuda" && f32_activations) j[kActivations] = kF32Activations;
@@ -242,8 +243,7 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
   static const char* const kKeys[] = {"version",         "backend",
                                       "buckets",         "micro_batch_tokens",
                                       "head_slice_rows", "max_supervised_rows",
-                                      "order_tile",      "cpu_threads",
-                                      "blas_core"};
+                                      "order_tile",      "blas_core"};
   const bool cuda = j.contains("backend") && j["backend"] == "cuda";
   std::vector<const char*> keys(std::begin(kKeys), std::end(kKeys));
   if (cuda) keys.insert(keys.end(), std::begin(kCudaKeys), std::end(kCudaKeys));
@@ -272,7 +272,6 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
     plan.buckets = j["buckets"].get<std::vector<int64_t>>();
     plan.head_slice_rows = j["head_slice_rows"].get<int64_t>();
     plan.max_supervised_rows = j["max_supervised_rows"].get<int64_t>();
-    plan.cpu_threads = j["cpu_threads"].get<int32_t>();
     plan.blas_core = j["blas_core"].get<std::string>();
     if (cuda) plan.attention = AttentionFromJson(j);
     plan.f32_activations = activations;
@@ -286,9 +285,9 @@ absl::StatusOr<NumericPlan> NumericPlan::FromText(absl::string_view text) {
   }
   const bool ascending = std::is_sorted(plan.buckets.begin(), plan.buckets.end()) &&
                          !plan.buckets.empty() && plan.buckets.front() > 0;
-  if (!ascending || plan.head_slice_rows <= 0 || plan.cpu_threads <= 0 ||
-      plan.micro_batch_tokens <= 0 || plan.micro_batch_tokens > plan.buckets.back() ||
-      plan.max_supervised_rows <= 0 || plan.order_tile < 0 || !Sane(plan.attention) ||
+  if (!ascending || plan.head_slice_rows <= 0 || plan.micro_batch_tokens <= 0 ||
+      plan.micro_batch_tokens > plan.buckets.back() || plan.max_supervised_rows <= 0 ||
+      plan.order_tile < 0 || !Sane(plan.attention) ||
       (plan.f32_activations && !plan.attention.library.empty())) {
     return absl::InvalidArgumentError(absl::StrCat("numeric plan: values out of range: ", text));
   }
@@ -315,10 +314,6 @@ std::string OtherMachine(const NumericPlan& plan, const MachineProfile& profile)
                   absl::StrCat("backend ", profile.backend));
   }
   if (plan.blas_core != profile.blas_core) return differ(plan.blas_core, profile.blas_core);
-  if (plan.cpu_threads != std::max(profile.cpu_threads, 1)) {
-    return differ(absl::StrCat(plan.cpu_threads, " threads"),
-                  absl::StrCat(profile.cpu_threads, " (--cpu-threads)"));
-  }
   if (!plan.attention.library.empty() && plan.attention.library != profile.attention_library) {
     return differ(
         absl::StrCat("attention by ", plan.attention.library),
@@ -357,7 +352,6 @@ absl::StatusOr<NumericPlan> MakeNumericPlan(const JobShape& shape, const Machine
   plan.head_slice_rows =
       std::min(cuda ? kCudaMaxHeadSliceRows : kMaxHeadSliceRows,
                RoundUp((shape.model.vocab + 3) / 4, cuda ? kCudaRowTile : int64_t{16}));
-  plan.cpu_threads = std::max(profile.cpu_threads, 1);
   plan.blas_core = profile.blas_core;
   plan.f32_activations = cuda && choice.precision == Precision::kFp32;
   if (plan.f32_activations) SOUP_RETURN_IF_ERROR(CheckF32Adapters(shape));

@@ -187,6 +187,25 @@ TEST(BenchCliTest, ARowsCommandRunsTheSameRow) {
   EXPECT_EQ(parsed->targets.size(), 2u);
 }
 
+// Steps of sequences of many lengths: room for the largest, and what the last one took is planned.
+TEST(BenchCliTest, LengthsAreDrawnWhereAShortestIsGiven) {
+  const Ran ran = RunBench({"--row", "batch=3 seq=64 shortest=8 budget=100MB steps=6", "--row",
+                            "batch=3 seq=64 shortest=64 slots=2"});
+  ASSERT_EQ(ran.exit_code, 0) << ran.err;
+  const json& row = ran.report["rows"][0];
+  const double tokens = row["detail"]["tokens_a_step"];
+  EXPECT_GT(tokens, 3 * 16);
+  EXPECT_LT(tokens, 3 * 56);
+  EXPECT_NEAR(row["tok_s"].get<double>() * row["step_s"].get<double>(), tokens, 1e-6);
+  EXPECT_EQ(row["planned_bytes"], row["arena_bytes"]);
+  EXPECT_LE(row["arena_bytes"].get<int64_t>(), 100'000'000);
+  EXPECT_GT(row["predicted_step_s"].get<double>(), 0);
+  EXPECT_EQ(row["detail"]["shortest"], 8);
+  EXPECT_NE(ran.out.find("lengths from 8"), std::string::npos);
+  EXPECT_NE(row["command"].get<std::string>().find("seq=64 shortest=8"), std::string::npos);
+  EXPECT_EQ(ran.report["rows"][1]["detail"]["tokens_a_step"], 3 * 64);
+}
+
 TEST(BenchCliTest, AblationsAreLabelledInTableAndJson) {
   const Ran ran = RunBench({"--row", "batch=1 seq=32 slots=2", "--ablate", "no-copies,no-dequant"});
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
@@ -229,6 +248,7 @@ TEST(BenchCliTest, RefusesWhatItDoesNotKnow) {
       {{"--row", "batch=1 seq=32 slots=2 colour=red"}, "colour"},
       {{"--row", "batch=0 seq=32 slots=2"}, "batch=0"},
       {{"--row", "batch=1 seq=32 budget=9.9"}, "9.9GB"},
+      {{"--row", "batch=1 seq=32 slots=2 shortest=33"}, "shortest is more than seq"},
       {{"--row", "batch=1 seq=32 slots=2 format=fp8"}, "fp8"},
       {{"--row", "batch=1 seq=32 slots=2 precision=fp16"}, "use auto, bf16 or fp32"},
       {{"--row", "batch=1 seq=32 slots=2 targets=q,q"}, "targets"},

@@ -236,6 +236,37 @@ TEST(DeviceTest, AJobBegunOnAnotherMachineWaitsForIt) {
   ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
 }
 
+// A worker with more threads goes on where one with fewer was: a container given more cores, say.
+// While `other` is there, workers have three.
+TEST(DeviceTest, AJobGoesOnWithAnotherNumberOfThreads) {
+  if (BackendForTests() != "cpu") GTEST_SKIP() << "threads are the CPU backend's";
+  TempDir dir;
+  const std::string other = dir.path() + "/other", script = dir.path() + "/worker";
+  std::ofstream(script) << "#!/bin/sh\nfor flag in \"$@\"; do\n  shift\n  [ ! -e " << other
+                        << " ] || case $flag in --cpu-threads=*) flag=--cpu-threads=3;; esac\n"
+                        << "  set -- \"$@\" \"$flag\"\ndone\n"
+                        << "exec " << Program("soup-worker") << " \"$@\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  Harness h({.flags = {"--worker-binary=" + script}});
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("calm", Records());
+  spec.mutable_training()->set_epochs(40);
+  const Job calm = h.Submit(spec);
+  ASSERT_EQ(h.WaitFor(calm.id(), kEnds).state(), soup::v1::SUCCEEDED);
+  const Job job = h.Submit(spec);
+  h.WaitForStep(job.id(), 3);
+  std::ofstream(other) << "";
+  const pid_t first = h.WorkerPid();
+  ::kill(first, SIGKILL);
+  const pid_t second = h.WorkerPid(first);
+  const std::string arguments = ReadFileOrEmpty(absl::StrCat("/proc/", second, "/cmdline"));
+  EXPECT_THAT(arguments, HasSubstr("--cpu-threads=3"));
+  const Job done = h.WaitFor(job.id(), kEnds);
+  ASSERT_EQ(done.state(), soup::v1::SUCCEEDED) << done.message();
+  EXPECT_TRUE(h.Adapter(job.id()) == h.Adapter(calm.id()));
+  ExpectWholeHistory(h, job.id(), soup::v1::SUCCEEDED);
+}
+
 // ---- memory that others take (case 31) ----
 
 // A worker on the CPU that plays a card; strangers come and go.

@@ -42,6 +42,19 @@ TEST(CpuSameBits, SlowCopies) {
   }
 }
 
+// Bits follow from the job, not from how many threads share its work.
+TEST(CpuSameBits, AnyNumberOfThreads) {
+  const AdapterSnapshot reference = Alone(JobA(), Place(2, Retention::kRecompute));
+  for (const int threads : {1, 2, 3, 7}) {
+    CpuBackendOptions backend;
+    backend.cpu_threads = threads;
+    Engine e = MakeEngine(TinyBase(), backend);
+    ASSERT_TRUE(e.trainer->OpenJob(MakeJob(JobA())).ok());
+    RunSteps(*e.trainer, "a", 1, kSameBitsSteps, Place(2, Retention::kRecompute));
+    EXPECT_TRUE(SameBits(reference, Snapshot(*e.trainer, "a"))) << threads << " threads";
+  }
+}
+
 TEST(CpuSameBits, ReopenedFromACheckpoint) {
   testing::TempDir dir(testing::TempDir::kInMemory);
   JobSetup setup = MakeJob(JobA());
