@@ -20,6 +20,7 @@ using engine::TokenRecord;
 
 constexpr char kJobId[] = "bench";
 constexpr uint64_t kTokenSeed = 11, kLengthSeed = 12;
+constexpr int64_t kSampledSteps = 8;  // that a placement is chosen by
 
 // Sequences of random tokens, all of them supervised (but each first, which nothing predicts).
 std::vector<TokenRecord> RandomRecords(const RowSpec& spec, int64_t count, int64_t vocab) {
@@ -101,10 +102,8 @@ absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
   SOUP_ASSIGN_OR_RETURN(setup.numeric, engine::MakeNumericPlan(setup.shape, profile_));
   SOUP_ASSIGN_OR_RETURN(const engine::BatchSchedule schedule,
                         engine::MakeTrainSchedule(setup.shape, setup.numeric));
-  // Steps of equal sequences are alike; others have a pass each, and room for the largest.
   const bool alike = spec.shortest == 0;
-  const int64_t first = alike ? 1 : spec.warmup + 1;
-  for (int64_t step = first; step < first + (alike ? 1 : spec.steps); ++step) {
+  for (int64_t step = 1; step <= (alike ? 1 : steps); ++step) {
     engine::PassJob pass;
     pass.job_id = kJobId;
     pass.lora = setup.shape.lora;
@@ -119,11 +118,23 @@ absl::StatusOr<RowRunner::Job> RowRunner::MakeJob(const RowSpec& spec,
   return job;
 }
 
-absl::StatusOr<engine::MemoryPlan> RowRunner::Plan(const RowSpec& spec,
-                                                   const engine::ModelSpec& model,
-                                                   const Job& job) const {
-  if (spec.budget_bytes > 0) {
+absl::StatusOr<engine::MemoryPlan> RowRunner::PlanLargest(const RowSpec& spec,
+                                                          const engine::ModelSpec& model,
+                                                          const Job& job) const {
+  if (spec.budget_bytes > 0 && job.passes.size() == 1) {
     return engine::ChoosePlacement(model, spec.format, {job.largest}, spec.budget_bytes, profile_);
+  }
+  if (spec.budget_bytes > 0) {
+    engine::RunPasses run;
+    run.largest = {job.largest};
+    for (int64_t i = 0; i < std::min<int64_t>(kSampledSteps, spec.steps); ++i) {
+      run.sampled.push_back({job.pass(spec.warmup + 1 + i)});
+    }
+    run.steps = static_cast<int64_t>(run.sampled.size());
+    SOUP_ASSIGN_OR_RETURN(engine::RunPlan plan, engine::ChoosePlacementForRun(
+                                                    model, spec.format, run,
+                                                    {.device_bytes = spec.budget_bytes}, profile_));
+    return std::move(plan.largest);
   }
   engine::Placement placement = spec.placement;
   if (placement.slots == engine::kAllLayers) {
@@ -135,14 +146,35 @@ absl::StatusOr<engine::MemoryPlan> RowRunner::Plan(const RowSpec& spec,
   return engine::PlanMemory(model, spec.format, {job.largest}, placement);
 }
 
+absl::StatusOr<RowRunner::Plans> RowRunner::Plan(const RowSpec& spec,
+                                                 const engine::ModelSpec& model,
+                                                 const Job& job) const {
+  Plans plans;
+  SOUP_ASSIGN_OR_RETURN(plans.largest, PlanLargest(spec, model, job));
+  if (job.passes.size() == 1) {
+    plans.steps = {plans.largest};
+    return plans;
+  }
+  // A placement that the row names stays as it is.
+  const int64_t room = spec.budget_bytes > 0 ? plans.largest.arena_bytes() : 0;
+  for (const engine::PassJob& pass : job.passes) {
+    SOUP_ASSIGN_OR_RETURN(engine::MemoryPlan step, engine::KeepMore(model, spec.format, {pass},
+                                                                    plans.largest.placement, room));
+    plans.steps.push_back(std::move(step));
+  }
+  return plans;
+}
+
 absl::StatusOr<double> RowRunner::PredictedSeconds(const RowSpec& spec,
                                                    const engine::ModelSpec& model, const Job& job,
-                                                   const engine::Placement& placement) const {
+                                                   const Plans& plans) const {
+  const int64_t steps = job.passes.size() == 1 ? 1 : spec.steps;
   double seconds = 0;
-  for (const engine::PassJob& pass : job.passes) {
+  for (int64_t step = spec.warmup + 1; step <= spec.warmup + steps; ++step) {
     SOUP_ASSIGN_OR_RETURN(const engine::Forecast forecast,
-                          engine::ForecastPass(model, spec.format, {pass}, placement, profile_));
-    seconds += forecast.step_seconds / static_cast<double>(job.passes.size());
+                          engine::ForecastPass(model, spec.format, {job.pass(step)},
+                                               plans.of(step).placement, profile_));
+    seconds += forecast.step_seconds / static_cast<double>(steps);
   }
   return seconds;
 }
@@ -151,7 +183,7 @@ absl::StatusOr<engine::Placement> RowRunner::Place(const RowSpec& spec) {
   SOUP_RETURN_IF_ERROR(CheckRow(spec));
   SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model, FindBase(spec.base));
   SOUP_ASSIGN_OR_RETURN(const Job job, MakeJob(spec, model));
-  SOUP_ASSIGN_OR_RETURN(const engine::MemoryPlan plan, Plan(spec, model, job));
+  SOUP_ASSIGN_OR_RETURN(const engine::MemoryPlan plan, PlanLargest(spec, model, job));
   return plan.placement;
 }
 
@@ -159,12 +191,9 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   SOUP_RETURN_IF_ERROR(CheckRow(spec));
   SOUP_ASSIGN_OR_RETURN(const engine::ModelSpec model, FindBase(spec.base));
   SOUP_ASSIGN_OR_RETURN(Job job, MakeJob(spec, model));
-  SOUP_ASSIGN_OR_RETURN(const engine::MemoryPlan plan, Plan(spec, model, job));
-  SOUP_ASSIGN_OR_RETURN(const double predicted, PredictedSeconds(spec, model, job, plan.placement));
-  // Of the step whose arena is told: the last.
-  SOUP_ASSIGN_OR_RETURN(
-      const engine::MemoryPlan last,
-      engine::PlanMemory(model, spec.format, {job.passes.back()}, plan.placement));
+  SOUP_ASSIGN_OR_RETURN(const Plans plans, Plan(spec, model, job));
+  const engine::MemoryPlan& plan = plans.largest;
+  SOUP_ASSIGN_OR_RETURN(const double predicted, PredictedSeconds(spec, model, job, plans));
   // After the plan: a budget that is too small costs nothing.
   SOUP_ASSIGN_OR_RETURN(const engine::ModelBase* base, Base(spec));
   RowResult row;
@@ -172,7 +201,8 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   row.ablation = ablation;
   row.placement = plan.placement;
   row.precision = job.setup.numeric.precision();
-  row.planned_bytes = last.arena_bytes();
+  // Of the step whose arena is told: the last that counts.
+  row.planned_bytes = plans.of(spec.warmup + spec.steps).arena_bytes();
   row.host_bytes = plan.host_bytes();
   if (job.setup.numeric.backend == "cuda" && backend_.counters().pageable_bytes == 0) {
     row.table_bytes = plan.table_bytes + engine::PinnedTableBytes(engine::PinnedByJobs(
@@ -191,20 +221,22 @@ absl::StatusOr<RowResult> RowRunner::Run(const RowSpec& spec, const Ablation& ab
   SOUP_ASSIGN_OR_RETURN(const engine::JobOpened opened, trainer->OpenJob(std::move(job.setup)));
   row.gemms_tuned = opened.gemms_tuned;
   row.gemm_tuning_seconds = opened.gemm_tuning_seconds;
-  SOUP_RETURN_IF_ERROR(Steps(*trainer, counter, timer, row));
+  SOUP_RETURN_IF_ERROR(Steps(plans, *trainer, counter, timer, row));
   SOUP_RETURN_IF_ERROR(trainer->CloseJob(kJobId, /*remove_mirror=*/true));
   return row;
 }
 
-absl::Status RowRunner::Steps(engine::Trainer& trainer, WorkCounter& counter, OpTimer& timer,
-                              RowResult& row) const {
+absl::Status RowRunner::Steps(const Plans& plans, engine::Trainer& trainer, WorkCounter& counter,
+                              OpTimer& timer, RowResult& row) const {
   const int32_t last = row.spec.warmup + row.spec.steps;
   row.fastest_seconds = 1e300;
   for (int32_t step = 1; step <= last + (options_.breakdown ? 1 : 0); ++step) {
     timer.Enable(step > last);
     counter.Reset();
     SOUP_ASSIGN_OR_RETURN(const engine::PassResult pass,
-                          trainer.RunPass({{{kJobId, step, 0, -1, false}}, row.placement}));
+                          trainer.RunPass({{{kJobId, step, 0, -1, false}},
+                                           plans.of(step).placement,
+                                           plans.largest.arena_bytes()}));
     for (const engine::JobFaultInfo& fault : pass.faults) return fault.status;
     const engine::StepStats& stats = pass.steps.at(0);
     if (stats.skipped && !row.ablation.any()) {

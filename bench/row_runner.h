@@ -88,19 +88,33 @@ class RowRunner {
  private:
   struct Job {
     engine::JobSetup setup;
-    engine::PassJob largest;              // that the placement is chosen for
-    std::vector<engine::PassJob> passes;  // of the steps that count; one where all are alike
+    std::vector<engine::PassJob> passes;  // of each step, or of all where they are alike
+    engine::PassJob largest;
+    const engine::PassJob& pass(int64_t step) const {  // from 1
+      return passes[passes.size() == 1 ? 0 : static_cast<size_t>(step - 1)];
+    }
+  };
+  // As soupd has them: room for the largest pass is held, smaller ones keep more in it.
+  struct Plans {
+    engine::MemoryPlan largest;
+    std::vector<engine::MemoryPlan> steps;
+    const engine::MemoryPlan& of(int64_t step) const {
+      return steps[steps.size() == 1 ? 0 : static_cast<size_t>(step - 1)];
+    }
   };
   // Keeps one base: rows that follow each other on the same one make it once.
   absl::StatusOr<const engine::ModelBase*> Base(const RowSpec& spec);
   absl::StatusOr<Job> MakeJob(const RowSpec& spec, const engine::ModelSpec& model) const;
-  absl::StatusOr<engine::MemoryPlan> Plan(const RowSpec& spec, const engine::ModelSpec& model,
-                                          const Job& job) const;
-  // Mean of the passes under a placement.
+  absl::StatusOr<engine::MemoryPlan> PlanLargest(const RowSpec& spec,
+                                                 const engine::ModelSpec& model,
+                                                 const Job& job) const;
+  absl::StatusOr<Plans> Plan(const RowSpec& spec, const engine::ModelSpec& model,
+                             const Job& job) const;
+  // Mean of the steps that count.
   absl::StatusOr<double> PredictedSeconds(const RowSpec& spec, const engine::ModelSpec& model,
-                                          const Job& job, const engine::Placement& placement) const;
-  absl::Status Steps(engine::Trainer& trainer, WorkCounter& counter, OpTimer& timer,
-                     RowResult& row) const;
+                                          const Job& job, const Plans& plans) const;
+  absl::Status Steps(const Plans& plans, engine::Trainer& trainer, WorkCounter& counter,
+                     OpTimer& timer, RowResult& row) const;
 
   engine::Backend& backend_;
   const engine::MachineProfile profile_;

@@ -274,39 +274,35 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
     return reply;
   }
   SOUP_RETURN_IF_ERROR(set.status());
-  const std::vector<engine::PassJob> pass = {
+  const engine::PassJob largest =
       engine::LargestPass(job->id, job->shape, job->numeric,
-                          std::min(set->micro_batches_a_pass, job->max_micro_batches()))};
+                          std::min(set->micro_batches_a_pass, job->max_micro_batches()));
   SOUP_ASSIGN_OR_RETURN(
       const engine::MemoryPlan memory,
-      engine::PlanMemory(job->shape.model, job->shape.format, pass, set->placement));
-  SOUP_ASSIGN_OR_RETURN(
-      const engine::Forecast forecast,
-      engine::ForecastPass(job->shape.model, job->shape.format, pass, set->placement, profile));
-  const int64_t passes =
-      (job->train.max_micro_batches() + set->micro_batches_a_pass - 1) / set->micro_batches_a_pass;
+      engine::PlanMemory(job->shape.model, job->shape.format, {largest}, set->placement));
   reply.set_fits(true);
   reply.set_arena_bytes(memory.arena_bytes());
   reply.set_slots(set->placement.slots);
   reply.set_resident_layers(set->placement.resident_layers);
   reply.set_retention(engine::RetentionText(set->placement));
-  reply.set_predicted_step_seconds(static_cast<double>(passes) * forecast.step_seconds);
-  reply.set_predicted_copy_seconds(static_cast<double>(passes) * forecast.copy_seconds);
-  reply.set_predicted_stall_seconds(static_cast<double>(passes) * forecast.stall_seconds);
-  reply.set_predicted_tokens_per_second(forecast.tokens_per_second);
+  reply.set_predicted_step_seconds(set->step.step_seconds);
+  reply.set_predicted_copy_seconds(set->step.copy_seconds);
+  reply.set_predicted_stall_seconds(set->step.stall_seconds);
+  reply.set_predicted_tokens_per_second(set->step.tokens_per_second);
   reply.set_placement(engine::PlacementText(set->placement));
   reply.set_pass_host_bytes(memory.host_bytes());
-  reply.set_predicted_offload_bytes(passes * forecast.offload_bytes);
-  reply.set_passes_a_step(static_cast<int32_t>(passes));
+  reply.set_predicted_offload_bytes(set->step.offload_bytes);
+  reply.set_passes_a_step(set->passes_a_step);
   AddRows(memory, tables, &reply);
   AddHostRows(memory, model.slab_bytes, engine::AdapterElements(job->shape.model, job->shape.lora),
               &reply);
+  SOUP_ASSIGN_OR_RETURN(const engine::RunPasses run, PassesOfSet({job}, set->micro_batches_a_pass));
   SOUP_ASSIGN_OR_RETURN(const auto next,
-                        engine::NextUsefulBudget(job->shape.model, job->shape.format, pass,
+                        engine::NextUsefulBudget(job->shape.model, job->shape.format, run,
                                                  {budget, host_budget}, profile));
   if (next.has_value()) {
     reply.set_next_budget_bytes(next->device_bytes + beside);
-    reply.set_next_step_seconds(static_cast<double>(passes) * next->step_seconds);
+    reply.set_next_step_seconds(next->step_seconds);
   }
   reply.set_verdict(absl::StrCat("fits: ", HumanBytes(memory.device_bytes() + beside), " of ",
                                  HumanBytes(budget + beside), " on the device, ",

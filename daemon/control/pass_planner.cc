@@ -12,6 +12,8 @@ namespace {
 
 // A pass with fewer micro-batches must make the step so much shorter.
 constexpr double kShorter = 0.99;
+// Steps that are looked at to see how a set's passes are; fewer where a step has many.
+constexpr int64_t kSampledSteps = 8, kSampledPasses = 16;
 
 std::vector<engine::PassJob> LargestPasses(
     const std::vector<std::shared_ptr<const PreparedJob>>& jobs, int32_t micro_batches) {
@@ -49,6 +51,40 @@ int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
   return std::max<int64_t>(budget, 0);
 }
 
+absl::StatusOr<engine::RunPasses> PassesOfSet(
+    const std::vector<std::shared_ptr<const PreparedJob>>& jobs, int32_t micro_batches) {
+  engine::RunPasses run;
+  run.largest = LargestPasses(jobs, micro_batches);
+  int64_t longest = 1, passes = 1;
+  for (const auto& job : jobs) {
+    longest = std::max(longest, job->steps_total());
+    passes = std::max<int64_t>(passes, job->train.max_micro_batches() / micro_batches);
+  }
+  run.steps = std::clamp<int64_t>(kSampledPasses / passes, 1, std::min(kSampledSteps, longest));
+  for (int64_t i = 0; i < run.steps; ++i) {
+    for (int32_t first = 0;; first += micro_batches) {
+      std::vector<engine::PassJob> pass;
+      for (const auto& job : jobs) {
+        // The same part of every job's way; one that has fewer steps is sampled more than once.
+        const auto step = job->train.Step(1 + (2 * i + 1) * job->steps_total() / (2 * run.steps));
+        const int32_t left = static_cast<int32_t>(step.size()) - first;
+        if (left <= 0) continue;
+        engine::PassJob share;
+        share.job_id = job->id;
+        share.lora = job->shape.lora;
+        share.numeric = job->numeric;
+        SOUP_ASSIGN_OR_RETURN(share.items,
+                              engine::MakePassItems(step, job->numeric, first,
+                                                    std::min(micro_batches, left), /*train=*/true));
+        pass.push_back(std::move(share));
+      }
+      if (pass.empty()) break;
+      run.sampled.push_back(std::move(pass));
+    }
+  }
+  return run;
+}
+
 absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
                                 int64_t budget_bytes, const engine::MachineProfile& profile,
                                 int64_t host_budget_bytes) {
@@ -57,22 +93,18 @@ absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const Prepared
   int32_t most = 1;
   for (const auto& job : jobs) most = std::max(most, job->max_micro_batches());
   absl::StatusOr<SetPlan> best = absl::InternalError("no pass was planned");
-  double best_seconds = 0;
   for (int32_t m = std::min(most, kMaxMicroBatchesAPass); m >= 1; m /= 2) {
-    const std::vector<engine::PassJob> passes = LargestPasses(jobs, m);
-    const auto plan = engine::ChoosePlacement(
-        model, format, passes, engine::PlacementLimits{budget_bytes, host_budget_bytes}, profile);
+    SOUP_ASSIGN_OR_RETURN(const engine::RunPasses run, PassesOfSet(jobs, m));
+    const auto plan = engine::ChoosePlacementForRun(
+        model, format, run, engine::PlacementLimits{budget_bytes, host_budget_bytes}, profile);
     if (!plan.ok()) {
       if (!absl::IsResourceExhausted(plan.status())) return plan.status();
       if (!best.ok()) best = plan.status();
       continue;
     }
-    SOUP_ASSIGN_OR_RETURN(const engine::Forecast forecast,
-                          engine::ForecastPass(model, format, passes, plan->placement, profile));
-    const double seconds = forecast.step_seconds * ((most + m - 1) / m);
-    if (best.ok() && seconds >= best_seconds * kShorter) continue;
-    best_seconds = seconds;
-    best = SetPlan{plan->placement, m, plan->arena_bytes()};
+    if (best.ok() && plan->step.step_seconds >= best->step.step_seconds * kShorter) continue;
+    best = SetPlan{plan->largest.placement, m, plan->largest.arena_bytes(), plan->step,
+                   (most + m - 1) / m};
   }
   return best;
 }
@@ -125,11 +157,11 @@ absl::StatusOr<soup::worker::v1::RunPass> PassPlanner::MakePass(
   }
   const PreparedJob& first = *members.front().job;
   pass.set_base_key(first.base_key);
-  SOUP_ASSIGN_OR_RETURN(
-      const engine::MemoryPlan memory,
-      engine::PlanMemory(first.shape.model, first.shape.format, jobs, plan.placement));
+  SOUP_ASSIGN_OR_RETURN(const engine::MemoryPlan memory,
+                        engine::KeepMore(first.shape.model, first.shape.format, jobs,
+                                         plan.placement, plan.arena_bytes));
   soup::worker::v1::Placement* placement = pass.mutable_placement();
-  placement->set_text(engine::PlacementText(plan.placement));
+  placement->set_text(engine::PlacementText(memory.placement));
   placement->set_arena_bytes(memory.arena_bytes());
   placement->set_hold_bytes(plan.arena_bytes);
   return pass;

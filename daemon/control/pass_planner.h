@@ -1,10 +1,11 @@
 // PassPlanner: which placement a set of jobs of one base runs under, and what the next pass holds.
 //
-// A set is planned once, for the largest pass that its jobs can make, and keeps that placement
-// while it stays the same: the slots are not laid anew every step. As many micro-batches go into a
-// pass as make the step shortest (more share one stream of weights, fewer leave room to keep more
-// of each), at most kMaxMicroBatchesAPass a job; a step with more takes several passes. Remembers
-// the last sets. Not thread-safe: one thread plans.
+// A set is planned once, for room for the largest pass that its jobs can make and the shortest mean
+// step, and keeps that placement while it stays the same: the slots are not laid anew every step.
+// Smaller passes keep more in the room that the largest needs (engine::KeepMore). As many
+// micro-batches go into a pass as make the step shortest (more share one stream of weights, fewer
+// leave room to keep more of each), at most kMaxMicroBatchesAPass a job; a step with more takes
+// several passes. Remembers the last sets. Not thread-safe: one thread plans.
 #ifndef SOUP_DAEMON_CONTROL_PASS_PLANNER_H_
 #define SOUP_DAEMON_CONTROL_PASS_PLANNER_H_
 
@@ -25,9 +26,11 @@ namespace soup::daemon {
 inline constexpr int32_t kMaxMicroBatchesAPass = 64;
 
 struct SetPlan {
-  engine::Placement placement;
+  engine::Placement placement;       // the least that every pass keeps
   int32_t micro_batches_a_pass = 1;  // a job
-  int64_t arena_bytes = 0;           // of the largest pass
+  int64_t arena_bytes = 0;           // of the largest pass: held throughout
+  engine::Forecast step;             // predicted, mean of steps as the jobs make them
+  int32_t passes_a_step = 1;         // at most
 };
 
 // Where a job stands: the next micro-batch of its next step, or of the validation after `step`.
@@ -58,6 +61,10 @@ int64_t SetBudget(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
 absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const PreparedJob>>& jobs,
                                 int64_t budget_bytes, const engine::MachineProfile& profile,
                                 int64_t host_budget_bytes = INT64_MAX);
+// The passes that the set makes with so many micro-batches of each job in one: the largest, and
+// those of some steps spread over the jobs' training.
+absl::StatusOr<engine::RunPasses> PassesOfSet(
+    const std::vector<std::shared_ptr<const PreparedJob>>& jobs, int32_t micro_batches);
 // The least budget of a job alone.
 absl::StatusOr<int64_t> LeastBudget(const PreparedJob& job);
 

@@ -24,10 +24,6 @@ constexpr int kMostRetreats = 256;
 // things the layout of a smaller one may be larger than that of the larger by up to this part
 // (tests/engine/plan/memory_plan_test.cc): room for it is left when there is any.
 constexpr int64_t kLayoutSlack = 512;
-// A second of stall counts as more than itself: it rests on copies that overlap as forecast, and
-// heat that a stall lets the chip lose is not there to use.
-constexpr double kStallWeight = 2;
-constexpr double kUsefulShare = 0.99;
 // A placement must be so much better than one found before it: those with fewer moving parts come
 // first.
 constexpr double kBetter = 1 - 1e-6;
@@ -117,7 +113,7 @@ class Chooser {
     for (int i = 0; i < kMostRetreats; ++i) {
       SOUP_ASSIGN_OR_RETURN(MemoryPlan plan, PlanMemory(model_, format_, jobs_, p));
       if (plan.device_bytes() <= limits_.device_bytes) {
-        plan.placement = Canonical(p);
+        plan.placement = CanonicalPlacement(p, layers_);
         return plan;
       }
       if (!Retreat(p)) break;
@@ -219,7 +215,7 @@ class Chooser {
       SOUP_ASSIGN_OR_RETURN(const Forecast forecast, forecaster_.Run(p));
       const double wanted =
           best_.has_value() && UsesHost(p) && !UsesHost(*best_) ? kHostBetter : kBetter;
-      const double cost = forecast.step_seconds + kStallWeight * forecast.stall_seconds;
+      const double cost = PlacementCost(forecast);
       if (best_.has_value() && cost >= best_cost_ * wanted) continue;
       best_ = p;
       best_cost_ = cost;
@@ -268,14 +264,6 @@ class Chooser {
       return true;
     }
     return false;
-  }
-
-  // Every layer as kAllLayers: the same placement for people, and for a model's text.
-  Placement Canonical(Placement p) const {
-    for (int32_t* layers : {&p.mlp.device, &p.attention.device, &p.mlp.host, &p.attention.host}) {
-      if (*layers == layers_) *layers = kAllLayers;
-    }
-    return p;
   }
 
   const ModelSpec& model_;
@@ -338,44 +326,6 @@ absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat fo
                                            const std::vector<PassJob>& jobs, int64_t budget_bytes,
                                            const MachineProfile& profile) {
   return ChoosePlacement(model, format, jobs, PlacementLimits{budget_bytes}, profile);
-}
-
-absl::StatusOr<std::optional<NextBudget>> NextUsefulBudget(const ModelSpec& model,
-                                                           BaseFormat format,
-                                                           const std::vector<PassJob>& jobs,
-                                                           const PlacementLimits& limits,
-                                                           const MachineProfile& profile) {
-  const auto seconds_under = [&](int64_t bytes) -> absl::StatusOr<double> {
-    PlacementLimits with = limits;
-    with.device_bytes = bytes;
-    SOUP_ASSIGN_OR_RETURN(const MemoryPlan plan,
-                          ChoosePlacement(model, format, jobs, with, profile));
-    SOUP_ASSIGN_OR_RETURN(const Forecast forecast,
-                          ForecastPass(model, format, jobs, plan.placement, profile));
-    return forecast.step_seconds;
-  };
-  SOUP_ASSIGN_OR_RETURN(const double now, seconds_under(limits.device_bytes));
-  const double wanted = now * kUsefulShare;
-  Placement all;
-  all.slots = static_cast<int32_t>(model.layers);
-  all.resident_layers = all.slots;
-  all.head_resident = true;
-  Retain(Retention::kKeep, &all);
-  SOUP_ASSIGN_OR_RETURN(const MemoryPlan most, PlanMemory(model, format, jobs, all));
-  int64_t low = limits.device_bytes, high = std::max(low, most.device_bytes());
-  SOUP_ASSIGN_OR_RETURN(double seconds, seconds_under(high));
-  if (seconds > wanted) return std::optional<NextBudget>();
-  while (high - low > low / 100) {
-    const int64_t middle = low + (high - low) / 2;
-    SOUP_ASSIGN_OR_RETURN(const double there, seconds_under(middle));
-    if (there <= wanted) {
-      high = middle;
-      seconds = there;
-    } else {
-      low = middle;
-    }
-  }
-  return std::optional<NextBudget>(NextBudget{high, seconds});
 }
 
 }  // namespace soup::engine

@@ -190,17 +190,44 @@ absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat fo
 absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat format,
                                           const std::vector<PassJob>& jobs);
 
-// The least budget, to about 1 % of it, under which the pass gets shorter by at least 1 % than
+// The passes of a run differ in size. All must fit, for which `largest` stands; what is fast is
+// told by some of them as they come: all passes of `steps` steps.
+struct RunPasses {
+  std::vector<PassJob> largest;
+  std::vector<std::vector<PassJob>> sampled;
+  int64_t steps = 1;
+};
+struct RunPlan {
+  MemoryPlan largest;  // its arena is held throughout; its placement is every pass's least
+  Forecast step;       // a step of those sampled, mean
+};
+// A placement for a whole run: weights and optimizer state where they stay throughout, and the
+// least that a pass keeps. Tried: the largest pass's own choice (ChoosePlacement), and the weights
+// as passes of middling sizes would have them, under which the largest keeps less; the shortest
+// mean step wins, each pass keeping what its size allows (KeepMore). Errors: as ChoosePlacement;
+// InvalidArgument (no pass is sampled).
+absl::StatusOr<RunPlan> ChoosePlacementForRun(const ModelSpec& model, BaseFormat format,
+                                              const RunPasses& run, const PlacementLimits& limits,
+                                              const MachineProfile& profile);
+
+// The least budget, to about 1 % of it, under which a step gets shorter by at least 1 % than
 // under `limits`. nullopt: no budget does that. Errors: as ChoosePlacement.
 struct NextBudget {
   int64_t device_bytes = 0;
   double step_seconds = 0;
 };
 absl::StatusOr<std::optional<NextBudget>> NextUsefulBudget(const ModelSpec& model,
-                                                           BaseFormat format,
-                                                           const std::vector<PassJob>& jobs,
+                                                           BaseFormat format, const RunPasses& run,
                                                            const PlacementLimits& limits,
                                                            const MachineProfile& profile);
+
+// The plan of a pass under a run's placement, with as many more layers keeping what they can on the
+// device as `arena_bytes` have room for, mlp before attention (it saves more time a byte). Weights
+// and states lie where they did, and host memory takes no more than before. What the placement
+// itself needs may be more than `arena_bytes`: then nothing is added. Errors: as PlanMemory.
+absl::StatusOr<MemoryPlan> KeepMore(const ModelSpec& model, BaseFormat format,
+                                    const std::vector<PassJob>& jobs, const Placement& placement,
+                                    int64_t arena_bytes);
 
 // A pass at least as large as any that this job alone makes with `micro_batches_a_pass` items: that
 // many micro-batches of the largest bucket (train and validation looked at). The job fits a budget

@@ -19,6 +19,13 @@
 
 namespace soup::engine {
 
+// What placements are compared by. A second of stall counts as more than itself: it rests on copies
+// that overlap as forecast, and heat that a stall lets the chip lose is not there to use.
+inline constexpr double kStallWeight = 2;
+inline double PlacementCost(const Forecast& f) {
+  return f.step_seconds + kStallWeight * f.stall_seconds;
+}
+
 class PassForecaster {
  public:
   // Borrows `model`.

@@ -165,6 +165,15 @@ Placement NormalPlacement(const Placement& placement, int64_t layers) {
   return p;
 }
 
+Placement CanonicalPlacement(Placement placement, int64_t layers) {
+  for (LayerSplit* split : {&placement.attention, &placement.mlp}) {
+    for (int32_t* count : {&split->device, &split->host}) {
+      if (*count == layers) *count = kAllLayers;
+    }
+  }
+  return placement;
+}
+
 Home HomeOf(const LayerSplit& split, int64_t layers, int64_t layer) {
   const int64_t from_end = layers - 1 - layer;
   if (from_end < split.device) return Home::kDevice;

@@ -68,6 +68,9 @@ void Retain(Retention retention, Placement* placement);
 
 // "All" replaced by a model's layers, and a class's layers cut to them: device first, then host.
 Placement NormalPlacement(const Placement& placement, int64_t layers);
+// The other way: every layer of a class as "all", for people and for texts that models of other
+// depths share.
+Placement CanonicalPlacement(Placement placement, int64_t layers);
 Home HomeOf(const LayerSplit& split, int64_t layers, int64_t layer);
 
 // Consecutive layers that keep the same.

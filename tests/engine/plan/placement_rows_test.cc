@@ -349,14 +349,15 @@ TEST(PlacementRows, TheNextUsefulBudgetIsUseful) {
   const auto now = ChoosePlacement(Llama8b(), row.format, jobs, limits, H200());
   ASSERT_TRUE(now.ok()) << now.status();
   const auto seconds = ForecastPass(Llama8b(), row.format, jobs, now->placement, H200());
-  const auto next = NextUsefulBudget(Llama8b(), row.format, jobs, limits, H200());
+  const RunPasses run = {jobs, {jobs}, 1};
+  const auto next = NextUsefulBudget(Llama8b(), row.format, run, limits, H200());
   ASSERT_TRUE(next.ok() && next->has_value()) << next.status();
   EXPECT_GT((*next)->device_bytes, limits.device_bytes);
   EXPECT_LT((*next)->device_bytes, 2 * limits.device_bytes);
   EXPECT_LE((*next)->step_seconds, 0.99 * seconds->step_seconds);
   // With everything on the device there is nothing left to buy.
   const auto last =
-      NextUsefulBudget(Llama8b(), row.format, jobs, {int64_t{100'000'000'000}}, H200());
+      NextUsefulBudget(Llama8b(), row.format, run, {int64_t{100'000'000'000}}, H200());
   ASSERT_TRUE(last.ok()) << last.status();
   EXPECT_FALSE(last->has_value());
 }
