@@ -236,7 +236,8 @@ absl::Status RowRunner::Steps(const Plans& plans, engine::Trainer& trainer, Work
     SOUP_ASSIGN_OR_RETURN(const engine::PassResult pass,
                           trainer.RunPass({{{kJobId, step, 0, -1, false}},
                                            plans.of(step).placement,
-                                           plans.largest.arena_bytes()}));
+                                           plans.largest.arena_bytes(),
+                                           plans.largest.host_bytes()}));
     for (const engine::JobFaultInfo& fault : pass.faults) return fault.status;
     const engine::StepStats& stats = pass.steps.at(0);
     if (stats.skipped && !row.ablation.any()) {

@@ -103,8 +103,8 @@ absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const Prepared
       continue;
     }
     if (best.ok() && plan->step.step_seconds >= best->step.step_seconds * kShorter) continue;
-    best = SetPlan{plan->largest.placement, m, plan->largest.arena_bytes(), plan->step,
-                   (most + m - 1) / m};
+    best = SetPlan{plan->largest.placement,    m,          plan->largest.arena_bytes(),
+                   plan->largest.host_bytes(), plan->step, (most + m - 1) / m};
   }
   return best;
 }
@@ -164,6 +164,7 @@ absl::StatusOr<soup::worker::v1::RunPass> PassPlanner::MakePass(
   placement->set_text(engine::PlacementText(memory.placement));
   placement->set_arena_bytes(memory.arena_bytes());
   placement->set_hold_bytes(plan.arena_bytes);
+  placement->set_hold_host_bytes(plan.host_bytes);
   return pass;
 }
 

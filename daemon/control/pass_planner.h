@@ -29,6 +29,7 @@ struct SetPlan {
   engine::Placement placement;       // the least that every pass keeps
   int32_t micro_batches_a_pass = 1;  // a job
   int64_t arena_bytes = 0;           // of the largest pass: held throughout
+  int64_t host_bytes = 0;            // that it keeps in pinned host memory: held too
   engine::Forecast step;             // predicted, mean of steps as the jobs make them
   int32_t passes_a_step = 1;         // at most
 };

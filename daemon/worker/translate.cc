@@ -42,6 +42,7 @@ absl::StatusOr<engine::PassRequest> MakePassRequest(const soup::worker::v1::RunP
   engine::PassRequest request;
   SOUP_ASSIGN_OR_RETURN(request.placement, engine::ParsePlacement(pass.placement().text()));
   request.hold_bytes = pass.placement().hold_bytes();
+  request.hold_host_bytes = pass.placement().hold_host_bytes();
   for (const soup::worker::v1::WorkItem& item : pass.items()) {
     engine::WorkRequest work;
     work.job_id = item.job_id();

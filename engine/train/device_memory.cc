@@ -88,10 +88,11 @@ absl::Status DeviceMemory::GrowArena(int64_t bytes) {
 
 // Grows only: pinning takes time.
 absl::Status DeviceMemory::BindHostArena(const ArenaLayout& layout) {
-  if (layout.bytes == 0 && host_arena_ == nullptr) return absl::OkStatus();
-  if (host_arena_ == nullptr || host_arena_->bytes() < layout.bytes) {
+  const int64_t bytes = std::max(layout.bytes, hold_host_bytes_);
+  if (bytes == 0 && host_arena_ == nullptr) return absl::OkStatus();
+  if (host_arena_ == nullptr || host_arena_->bytes() < bytes) {
     host_arena_.reset();
-    SOUP_ASSIGN_OR_RETURN(host_arena_, backend_->CreateHostArena(layout.bytes));
+    SOUP_ASSIGN_OR_RETURN(host_arena_, backend_->CreateHostArena(bytes));
   }
   return host_arena_->Bind(layout);
 }

@@ -66,8 +66,12 @@ class DeviceMemory {
   // Prepares a pass: `states` holds every open job by id.
   absl::Status Configure(const MemoryPlan& plan, const std::vector<PassJob>& jobs,
                          const std::map<std::string, HostState*>& states, bool always_relayout);
-  // The least size of an arena that Configure makes from now on.
-  void HoldAtLeast(int64_t bytes) { hold_bytes_ = bytes; }
+  // The least sizes of the arenas that Configure makes from now on, on the device and in host
+  // memory.
+  void HoldAtLeast(int64_t bytes, int64_t host_bytes) {
+    hold_bytes_ = bytes;
+    hold_host_bytes_ = host_bytes;
+  }
   // After an optimizer step: the operand copy follows the weights.
   void RefreshOperand(const std::string& job_id);
   // Copies a job's state to the host, if it is on the device. It stays there. A finished step's
@@ -111,6 +115,7 @@ class DeviceMemory {
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Arena> host_arena_;
   int64_t hold_bytes_ = 0;
+  int64_t hold_host_bytes_ = 0;
   std::string signature_;  // of what is laid out; empty: nothing
   std::vector<ArenaBuffer> buffers_;
   std::unique_ptr<SlotRing> ring_;

@@ -130,6 +130,7 @@ struct PassRequest {
   // that it need not grow in the middle of a run, when a stranger may have taken the rest. The plan
   // of this pass must still be exact.
   int64_t hold_bytes = 0;
+  int64_t hold_host_bytes = 0;  // the same of pinned host memory, which takes long to make
 };
 
 struct ValidationStats {

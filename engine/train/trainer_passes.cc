@@ -178,7 +178,7 @@ absl::StatusOr<PassResult> Trainer::RunPass(const PassRequest& request) {
   SOUP_ASSIGN_OR_RETURN(const std::vector<PassShare> shares, rep_->MakeShares(request, result));
   if (shares.empty()) return result;
   std::vector<PassItemState> items;
-  rep_->memory.HoldAtLeast(request.hold_bytes);
+  rep_->memory.HoldAtLeast(request.hold_bytes, request.hold_host_bytes);
   absl::Status status = rep_->RunShares(shares, request.placement, nullptr, items, result);
   if (status.ok()) {
     rep_->broken = true;  // until every step is whole

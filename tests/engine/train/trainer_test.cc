@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "bench/forwarding_backend.h"
 #include "engine/train/job_run.h"
 #include "tests/engine/train/golden_case.h"
 #include "tests/engine/train/trainer_fixture.h"
@@ -238,6 +239,49 @@ TEST(Trainer, ANumericPlanOfAnotherMachineIsRefused) {
   const auto opened = e.trainer->OpenJob(std::move(setup));
   EXPECT_TRUE(absl::IsFailedPrecondition(opened.status()));
   EXPECT_THAT(Message(opened.status()), HasSubstr("this machine has another"));
+}
+
+class CountsArenas final : public bench::ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  absl::StatusOr<std::unique_ptr<Arena>> CreateArena(int64_t bytes) override {
+    made.push_back(bytes);
+    return next().CreateArena(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Arena>> CreateHostArena(int64_t bytes) override {
+    made_host.push_back(bytes);
+    return next().CreateHostArena(bytes);
+  }
+  std::vector<int64_t> made, made_host;
+};
+
+// Room for the largest pass is made at once where it is asked for: on the device, and in host
+// memory, which takes seconds to pin.
+TEST(Trainer, RoomForTheLargestPassIsMadeOnce) {
+  for (const bool hold : {false, true}) {
+    const auto cpu = MakeCpuBackend({});
+    CountsArenas backend(cpu.get());
+    auto trainer = Trainer::Create(&backend, TinyBase(), {});
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    RandomJob job;
+    job.batch_size = 20;
+    ASSERT_TRUE((*trainer)->OpenJob(MakeJob(job)).ok());
+    backend.made_host.clear();  // the job's own state
+    PassRequest request;
+    Retain(Retention::kHost, &request.placement);
+    if (hold) request.hold_bytes = request.hold_host_bytes = 50 << 20;
+    request.items = {{"a", 1, 0, 1, false}};
+    ASSERT_TRUE((*trainer)->RunPass(request).ok());
+    request.items = {{"a", 1, 1, -1, false}};  // larger: the step's other micro-batches
+    ASSERT_TRUE((*trainer)->RunPass(request).ok());
+    if (hold) {
+      EXPECT_THAT(backend.made_host, ElementsAre(50 << 20));
+      EXPECT_THAT(backend.made, ElementsAre(50 << 20));
+    } else {
+      EXPECT_EQ(backend.made_host.size(), 2u);
+    }
+    ASSERT_TRUE((*trainer)->CloseJob("a").ok());
+  }
 }
 
 // Validation over the training records is the loss that training on them reports, whatever the cut.
