@@ -84,6 +84,15 @@ TEST(PassPlannerTest, PassesHoldEveryMicroBatchOnceAndKeepToTheBudget) {
       ASSERT_TRUE(run.ok()) << run.status();
       ASSERT_GT(run->placement().arena_bytes(), 0);
       ASSERT_LE(run->placement().arena_bytes(), plan->arena_bytes);
+      ASSERT_EQ(run->placement().hold_bytes(), plan->arena_bytes);
+      ASSERT_EQ(run->placement().hold_host_bytes(), plan->host_bytes);
+      // Slots and head stay where they are, whatever a pass keeps.
+      auto placement = engine::ParsePlacement(run->placement().text());
+      ASSERT_TRUE(placement.ok()) << placement.status();
+      placement->attention = plan->placement.attention;
+      placement->mlp = plan->placement.mlp;
+      placement->boundaries_host = plan->placement.boundaries_host;
+      ASSERT_TRUE(*placement == plan->placement) << run->placement().text();
       ASSERT_EQ(run->items_size(), static_cast<int>(members.size()));
       int m = 0;
       for (size_t j = 0; j < jobs.size(); ++j) {

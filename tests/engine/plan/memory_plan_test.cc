@@ -8,26 +8,13 @@
 #include "engine/plan/expert_buffers.h"
 #include "engine/plan/job_plan.h"
 #include "engine/plan/pass_buffers.h"
+#include "tests/engine/plan/known_shapes.h"
 #include "tests/support/seeded_rng.h"
 
 namespace soup::engine {
 namespace {
 
 using ::testing::HasSubstr;
-
-ModelSpec Model() {
-  ModelSpec m;
-  m.family = "llama";
-  m.hidden = 576;
-  m.intermediate = 1536;
-  m.layers = 12;
-  m.heads = 9;
-  m.kv_heads = 3;
-  m.head_dim = 64;
-  m.vocab = 49152;
-  m.max_position = 8192;
-  return m;
-}
 
 PassJob RandomPassJob(testing::SeededRng& rng, const std::string& id) {
   PassJob job;
@@ -68,7 +55,7 @@ Placement RandomPlacement(testing::SeededRng& rng, const ModelSpec& model) {
 BaseFormat RandomFormat(testing::SeededRng& rng) { return static_cast<BaseFormat>(rng.Int(0, 2)); }
 
 int64_t Bytes(BaseFormat format, const std::vector<PassJob>& jobs, const Placement& p) {
-  const auto plan = PlanMemory(Model(), format, jobs, p);
+  const auto plan = PlanMemory(SmallModel(), format, jobs, p);
   EXPECT_TRUE(plan.ok()) << plan.status();
   return plan.ok() ? plan->arena_bytes() : -1;
 }
@@ -103,11 +90,11 @@ TEST(MemoryPlan, IsTightAndGrowsWithEveryDial) {
   for (int round = 0; round < 60; ++round) {
     std::vector<PassJob> jobs = {RandomPassJob(rng, "a")};
     if (rng.Chance(0.5)) jobs.push_back(RandomPassJob(rng, "b"));
-    const Placement p = RandomPlacement(rng, Model());
+    const Placement p = RandomPlacement(rng, SmallModel());
     const BaseFormat format = RandomFormat(rng);
-    const auto plan = PlanMemory(Model(), format, jobs, p);
+    const auto plan = PlanMemory(SmallModel(), format, jobs, p);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const bool uniform = LayerBands(p, Model().layers).size() == 1;
+    const bool uniform = LayerBands(p, SmallModel().layers).size() == 1;
     CheckLayout(plan->arena, uniform);
     const int64_t exact = plan->arena_bytes(), bytes = uniform ? exact : exact - exact / kSlack;
     const size_t which = static_cast<size_t>(rng.Int(0, static_cast<int64_t>(jobs.size()) - 1));
@@ -134,7 +121,7 @@ TEST(MemoryPlan, IsTightAndGrowsWithEveryDial) {
 
 // The workspace of an attention library lives in the op that uses it alone, sized by the item.
 TEST(MemoryPlan, AttentionLibraryHasItsWorkspace) {
-  ModelSpec model = Model();
+  ModelSpec model = SmallModel();
   model.heads = 32;
   model.kv_heads = 8;
   model.head_dim = 128;
@@ -178,10 +165,10 @@ TEST(MemoryPlan, SlotsAndStatesStayWhereTheyAre) {
   for (int round = 0; round < 20; ++round) {
     PassJob job = RandomPassJob(rng, "a");
     job.items[0].train = true;
-    const Placement p = RandomPlacement(rng, Model());
-    const auto first = PlanMemory(Model(), BaseFormat::kBf16, {job}, p);
+    const Placement p = RandomPlacement(rng, SmallModel());
+    const auto first = PlanMemory(SmallModel(), BaseFormat::kBf16, {job}, p);
     job.items.push_back({rng.Int(1, 2048), 2, true});
-    const auto second = PlanMemory(Model(), BaseFormat::kBf16, {job}, p);
+    const auto second = PlanMemory(SmallModel(), BaseFormat::kBf16, {job}, p);
     ASSERT_TRUE(first.ok() && second.ok());
     EXPECT_EQ(first->persistent_bytes, second->persistent_bytes);
     for (size_t i = 0; i < first->arena.buffers.size(); ++i) {
@@ -208,7 +195,7 @@ TEST(MemoryPlan, Refusals) {
   testing::SeededRng rng(1);
   const PassJob job = RandomPassJob(rng, "a");
   const auto refused = [&](const std::vector<PassJob>& jobs, const Placement& p) {
-    return std::string(PlanMemory(Model(), BaseFormat::kBf16, jobs, p).status().message());
+    return std::string(PlanMemory(SmallModel(), BaseFormat::kBf16, jobs, p).status().message());
   };
   Placement p;
   EXPECT_THAT(refused({}, p), HasSubstr("at least one job"));
@@ -247,20 +234,20 @@ TEST(ChoosePlacement, FitsItsBudgetAndGetsFasterWithIt) {
   for (int round = 0; round < 10; ++round) {
     const std::vector<PassJob> jobs = {RandomPassJob(rng, "a")};
     const BaseFormat format = RandomFormat(rng);
-    const auto least = MinimumArenaBytes(Model(), format, jobs);
+    const auto least = MinimumArenaBytes(SmallModel(), format, jobs);
     ASSERT_TRUE(least.ok());
     double last = 1e300;
     for (const double more : {1.0, 1.3, 2.0, 10.0}) {
       const int64_t budget = static_cast<int64_t>(static_cast<double>(*least) * more);
-      const auto plan = ChoosePlacement(Model(), format, jobs, budget, Profile());
+      const auto plan = ChoosePlacement(SmallModel(), format, jobs, budget, Profile());
       ASSERT_TRUE(plan.ok()) << plan.status();
       EXPECT_LE(plan->arena_bytes(), budget);
-      const auto forecast = ForecastPass(Model(), format, jobs, plan->placement, Profile());
+      const auto forecast = ForecastPass(SmallModel(), format, jobs, plan->placement, Profile());
       ASSERT_TRUE(forecast.ok());
       EXPECT_LE(forecast->step_seconds, last * 1.0001);
       last = forecast->step_seconds;
     }
-    const auto none = ChoosePlacement(Model(), format, jobs, *least - 1, Profile());
+    const auto none = ChoosePlacement(SmallModel(), format, jobs, *least - 1, Profile());
     EXPECT_TRUE(absl::IsResourceExhausted(none.status()));
     EXPECT_THAT(std::string(none.status().message()), HasSubstr(std::to_string(*least)));
   }
@@ -271,12 +258,14 @@ TEST(ChoosePlacement, WithRoomForAllNothingIsCopiedOrRecomputed) {
   SCOPED_TRACE(rng.Trace());
   PassJob job = RandomPassJob(rng, "a");
   job.items[0].train = true;
-  const auto plan = ChoosePlacement(Model(), BaseFormat::kBf16, {job}, int64_t{1} << 50, Profile());
+  const auto plan =
+      ChoosePlacement(SmallModel(), BaseFormat::kBf16, {job}, int64_t{1} << 50, Profile());
   ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->placement.slots, Model().layers);
+  EXPECT_EQ(plan->placement.slots, SmallModel().layers);
   EXPECT_EQ(RetentionText(plan->placement), "keep");
   EXPECT_TRUE(plan->placement.head_resident);
-  const auto forecast = ForecastPass(Model(), BaseFormat::kBf16, {job}, plan->placement, Profile());
+  const auto forecast =
+      ForecastPass(SmallModel(), BaseFormat::kBf16, {job}, plan->placement, Profile());
   ASSERT_TRUE(forecast.ok());
   EXPECT_EQ(forecast->copy_bytes, 0);
   EXPECT_EQ(forecast->stall_seconds, 0);
@@ -288,8 +277,8 @@ TEST(ForecastPass, SlowCopiesStall) {
   PassJob job = RandomPassJob(rng, "a");
   MachineProfile slow = Profile();
   slow.copy_bytes_per_second = 1e6;
-  const auto fast = ForecastPass(Model(), BaseFormat::kBf16, {job}, Placement(), Profile());
-  const auto stalled = ForecastPass(Model(), BaseFormat::kBf16, {job}, Placement(), slow);
+  const auto fast = ForecastPass(SmallModel(), BaseFormat::kBf16, {job}, Placement(), Profile());
+  const auto stalled = ForecastPass(SmallModel(), BaseFormat::kBf16, {job}, Placement(), slow);
   ASSERT_TRUE(fast.ok() && stalled.ok());
   EXPECT_GT(stalled->step_seconds, fast->step_seconds);
   // (On the CPU copies also take cycles from compute: not all of the difference is stall.)
@@ -300,7 +289,7 @@ TEST(ForecastPass, SlowCopiesStall) {
 // fp32 activations on CUDA: whatever is act is twice as large, experts' rows come from CUDA's list,
 // and products have their scratch.
 TEST(MemoryPlan, F32ActivationsOnCuda) {
-  ModelSpec model = Model();
+  ModelSpec model = SmallModel();
   model.layers = 4;
   model.experts = {.count = 8, .per_token = 2, .intermediate = 512};
   model.kinds.assign(static_cast<size_t>(model.layers), LayerKind{.sparse = true});
@@ -343,7 +332,7 @@ TEST(MemoryPlan, EveryFeatureIsLaidOutTightlyAndGrowsWithTokens) {
   testing::SeededRng rng;
   SCOPED_TRACE(rng.Trace());
   for (int round = 0; round < 60; ++round) {
-    ModelSpec model = Model();
+    ModelSpec model = SmallModel();
     model.layers = 4;
     model.qk_norm = rng.Chance(0.5);
     model.post_norms = rng.Chance(0.5);

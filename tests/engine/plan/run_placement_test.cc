@@ -6,55 +6,11 @@
 
 #include "engine/plan/job_plan.h"
 #include "engine/plan/pass_forecaster.h"
+#include "tests/engine/plan/known_shapes.h"
 #include "tests/support/seeded_rng.h"
 
 namespace soup::engine {
 namespace {
-
-ModelSpec Model() {
-  ModelSpec m;
-  m.family = "llama";
-  m.hidden = 576;
-  m.intermediate = 1536;
-  m.layers = 12;
-  m.heads = 9;
-  m.kv_heads = 3;
-  m.head_dim = 64;
-  m.vocab = 49152;
-  m.max_position = 8192;
-  return m;
-}
-
-ModelSpec Llama8b() {
-  ModelSpec m = Model();
-  m.hidden = 4096;
-  m.intermediate = 14336;
-  m.layers = 32;
-  m.heads = 32;
-  m.kv_heads = 8;
-  m.head_dim = 128;
-  m.vocab = 128256;
-  return m;
-}
-
-// Rates of an H200 (docs/benchmarks/2026-11-30-h200-soup-bench-d249724.txt), without a library.
-MachineProfile H200() {
-  MachineProfile p;
-  p.backend = "cuda";
-  p.device_memory_bytes = 150'109'880'320;
-  p.fused_gate_rows = 1024;
-  p.copy_bytes_per_second = 55.34e9;
-  p.copy_to_host_bytes_per_second = 55.2e9;
-  p.copy_both_ways_bytes_per_second = 50.28e9;
-  p.device_copy_bytes_per_second = 4020e9;
-  p.dequant_bytes_per_second = 2582e9;
-  p.launch_seconds = 3.63e-6;
-  p.gemm_flops = 698e12;
-  p.gemm_rates = {{512, 642.5e12}, {1024, 750.8e12}, {2048, 718e12}, {4096, 697.9e12}};
-  p.attention_forward_rates = {{512, 249e12}, {4096, 417e12}};
-  p.attention_backward_rates = {{512, 197e12}, {4096, 276e12}};
-  return p;
-}
 
 PassJob Pass(const JobShape& shape, const NumericPlan& numeric, std::vector<PassItem> items) {
   PassJob job;
@@ -122,10 +78,10 @@ int32_t Kept(const LayerSplit& split) { return split.device + split.host; }
 TEST(KeepMoreTest, FillsTheRoomOfTheLargestPassAndNoMore) {
   testing::SeededRng rng;
   SCOPED_TRACE(rng.Trace());
-  const ModelSpec model = Model();
+  const ModelSpec model = SmallModel();
   int raised = 0;
   for (int round = 0; round < 60; ++round) {
-    MachineProfile machine = H200();
+    MachineProfile machine = H200Quick();
     if (rng.Chance(0.3)) machine.backend = "cpu";
     const RunCase run = MakeRun(model, BaseFormat::kNf4DoubleQuant,
                                 static_cast<int32_t>(rng.Int(1, 9)), 16, 700, machine, rng);
@@ -182,11 +138,11 @@ TEST(KeepMoreTest, FillsTheRoomOfTheLargestPassAndNoMore) {
 
 TEST(KeepMoreTest, APassThatOnlyScoresKeepsNothing) {
   testing::SeededRng rng;
-  const MachineProfile machine = H200();
-  RunCase run = MakeRun(Model(), BaseFormat::kBf16, 4, 16, 700, machine, rng);
+  const MachineProfile machine = H200Quick();
+  RunCase run = MakeRun(SmallModel(), BaseFormat::kBf16, 4, 16, 700, machine, rng);
   std::vector<PassJob> pass = run.passes.sampled.front();
   for (PassItem& item : pass.front().items) item.train = false;
-  const auto plan = KeepMore(Model(), BaseFormat::kBf16, pass, Placement(), int64_t{1} << 40);
+  const auto plan = KeepMore(SmallModel(), BaseFormat::kBf16, pass, Placement(), int64_t{1} << 40);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_TRUE(plan->placement == Placement()) << PlacementText(plan->placement);
 }
@@ -194,9 +150,9 @@ TEST(KeepMoreTest, APassThatOnlyScoresKeepsNothing) {
 TEST(RunPlacementTest, EveryPassFitsAndTheMeanCostsNoMoreThanBefore) {
   testing::SeededRng rng;
   SCOPED_TRACE(rng.Trace());
-  const ModelSpec model = Model();
+  const ModelSpec model = SmallModel();
   for (int round = 0; round < 25; ++round) {
-    MachineProfile machine = H200();
+    MachineProfile machine = H200Quick();
     if (rng.Chance(0.3)) machine.backend = "cpu";
     const BaseFormat format = rng.Chance(0.5) ? BaseFormat::kBf16 : BaseFormat::kNf4DoubleQuant;
     const RunCase run = MakeRun(model, format, static_cast<int32_t>(rng.Int(1, 12)), 8,
@@ -236,7 +192,7 @@ TEST(RunPlacementTest, EveryPassFitsAndTheMeanCostsNoMoreThanBefore) {
 
 TEST(RunPlacementTest, PassesThatAreAllAlikeGetTheLargestsOwnChoice) {
   testing::SeededRng rng;
-  const MachineProfile machine = H200();
+  const MachineProfile machine = H200Quick();
   const RunCase run = MakeRun(Llama8b(), BaseFormat::kNf4DoubleQuant, 8, 512, 512, machine, rng);
   const PlacementLimits limits = {9'900'000'000};
   const auto alone =
@@ -249,12 +205,12 @@ TEST(RunPlacementTest, PassesThatAreAllAlikeGetTheLargestsOwnChoice) {
 
 TEST(RunPlacementTest, ARunWithoutASampledPassIsRefused) {
   testing::SeededRng rng;
-  const MachineProfile machine = H200();
-  RunCase run = MakeRun(Model(), BaseFormat::kBf16, 2, 16, 64, machine, rng);
+  const MachineProfile machine = H200Quick();
+  RunCase run = MakeRun(SmallModel(), BaseFormat::kBf16, 2, 16, 64, machine, rng);
   run.passes.sampled.clear();
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      ChoosePlacementForRun(Model(), BaseFormat::kBf16, run.passes, {int64_t{1} << 34}, machine)
-          .status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ChoosePlacementForRun(SmallModel(), BaseFormat::kBf16,
+                                                            run.passes, {int64_t{1} << 34}, machine)
+                                          .status()));
 }
 
 // What runs of many lengths gain over room for the largest pass alone: the mean step, predicted.
@@ -270,7 +226,7 @@ class Gains : public ::testing::TestWithParam<Gain> {};
 TEST_P(Gains, OfRunsOfManyLengths) {
   const Gain& gain = GetParam();
   testing::SeededRng rng(7);
-  const MachineProfile machine = H200();
+  const MachineProfile machine = H200Quick();
   const RunCase run =
       MakeRun(Llama8b(), gain.format, gain.batch, gain.shortest, gain.longest, machine, rng);
   const PlacementLimits limits = {static_cast<int64_t>(gain.budget_gb * 1e9)};
