@@ -248,6 +248,39 @@ struct KeyPass {
     BarrierArrive(KeysFree());
   }
 
+  // Where a warpgroup's operands lie, as descriptors: its keys and values, and of a stage of the
+  // ring Q and dout, by columns and by rows.
+  struct Operands {
+    uint64_t keys, values, q, q_rows;
+  };
+
+  // S^T = K Q^T and dP^T = V dout^T of 64 keys and 64 queries, under way, a group each.
+  __device__ __forceinline__ static void BeginScores(const Operands& of, float (&s)[32],
+                                                     float (&dp)[32]) {
+    WarpgroupFence();
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      WarpgroupProduct(s, of.keys + k / 4 * 2 * kPanel + k % 4 * 2,
+                       of.q + k / 4 * kPanel + k % 4 * 2, k != 0);
+    }
+    WarpgroupCommit();
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      WarpgroupProduct(dp, of.values + k / 4 * 2 * kPanel + k % 4 * 2,
+                       of.q + (2 + k / 4) * kPanel + k % 4 * 2, k != 0);
+    }
+    WarpgroupCommit();
+  }
+  // sums += operand (64 keys, 64 queries) times rows of Q or dout: dK or dV, under way.
+  __device__ __forceinline__ static void AddGradients(float (&sums)[64],
+                                                      const uint32_t (&operand)[16],
+                                                      uint64_t rows) {
+    WarpgroupFence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) WarpgroupProduct(sums, operand + 4 * k, rows + k * kNextRows);
+    WarpgroupCommit();
+  }
+
   // By warpgroup w of two. Products are under way while others of the same step are made ready:
   // their groups end in the order of their commits.
   __device__ __forceinline__ void Multiply(int w, int thread) const {
@@ -281,46 +314,24 @@ struct KeyPass {
         }
 #pragma unroll 1
         for (int i = first; i < steps; ++i, turn.Next()) {
-          const uint64_t q = ring + static_cast<uint64_t>(turn.stage) * kStage;
-          const uint64_t q_rows = ring_rows + static_cast<uint64_t>(turn.stage) * kStage;
+          const uint64_t at = static_cast<uint64_t>(turn.stage) * kStage;
           // Made anew each time, not sixteen of them kept.
           asm volatile("" : "+l"(keys), "+l"(values));
+          const Operands operands = {keys, values, ring + at, ring_rows + at};
           const float2* const of = of_step + buffer * kBox;
           const bool last = i + 1 == steps;
           const float2 next = StatisticsOf(last ? g + 1 : g, last ? first : i + 1, thread);
           BarrierWait(Full(turn.stage), turn.parity);
-          WarpgroupFence();
-#pragma unroll
-          for (int k = 0; k < 8; ++k) {  // S^T = K Q^T
-            WarpgroupProduct(s, keys + k / 4 * 2 * kPanel + k % 4 * 2,
-                             q + k / 4 * kPanel + k % 4 * 2, k != 0);
-          }
-          WarpgroupCommit();
-#pragma unroll
-          for (int k = 0; k < 8; ++k) {  // dP^T = V dout^T
-            WarpgroupProduct(dp, values + k / 4 * 2 * kPanel + k % 4 * 2,
-                             q + (2 + k / 4) * kPanel + k % 4 * 2, k != 0);
-          }
-          WarpgroupCommit();
+          BeginScores(operands, s, dp);
           WarpgroupWait<1>();
           float probability[32];
           uint32_t operand[16];
           Probabilities(s, of, i == first, thread, probability, operand);
-          WarpgroupFence();
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {  // dV += P^T dout
-            WarpgroupProduct(dv, operand + 4 * k, q_rows + 2 * kPanel + k * kNextRows);
-          }
-          WarpgroupCommit();
+          AddGradients(dv, operand, operands.q_rows + 2 * kPanel);
           WarpgroupWait<1>();
           uint32_t gradient[16];
           ScoreGradients(probability, dp, of, thread, gradient);
-          WarpgroupFence();
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {  // dK += dS^T Q
-            WarpgroupProduct(dk, gradient + 4 * k, q_rows + k * kNextRows);
-          }
-          WarpgroupCommit();
+          AddGradients(dk, gradient, operands.q_rows);
           StoreScoreGradients(gradient, ds + buffer * kBoxBytes, i * kBox, ds_row, next,
                               of_step + (buffer ^ 1) * kBox, w, thread);
           buffer ^= 1;
