@@ -292,7 +292,8 @@ absl::StatusOr<soup::v1::PlanReply> DaemonOrchestrator::Plan(const soup::v1::Job
   reply.set_placement(engine::PlacementText(set->placement));
   reply.set_pass_host_bytes(memory.host_bytes());
   reply.set_predicted_offload_bytes(set->step.offload_bytes);
-  reply.set_passes_a_step(set->passes_a_step);
+  reply.set_passes_a_step((job->train.max_micro_batches() + set->micro_batches_a_pass - 1) /
+                          set->micro_batches_a_pass);
   AddRows(memory, tables, &reply);
   AddHostRows(memory, model.slab_bytes, engine::AdapterElements(job->shape.model, job->shape.lora),
               &reply);

@@ -25,6 +25,20 @@ std::vector<engine::PassJob> LargestPasses(
   return passes;
 }
 
+// So many of a step's micro-batches, from `first` on, at most those that are left.
+absl::StatusOr<engine::PassJob> ShareOf(const PreparedJob& job,
+                                        const std::vector<engine::MicroBatch>& step, int32_t first,
+                                        int32_t most, bool train) {
+  engine::PassJob share;
+  share.job_id = job.id;
+  share.lora = job.shape.lora;
+  share.numeric = job.numeric;
+  const int32_t left = static_cast<int32_t>(step.size()) - first;
+  SOUP_ASSIGN_OR_RETURN(
+      share.items, engine::MakePassItems(step, job.numeric, first, std::min(most, left), train));
+  return share;
+}
+
 std::vector<engine::MicroBatch> MicroBatchesAt(const PreparedJob& job, const JobCursor& cursor) {
   return cursor.score ? job.validation->Step(1) : job.train.Step(cursor.step);
 }
@@ -67,15 +81,9 @@ absl::StatusOr<engine::RunPasses> PassesOfSet(
       for (const auto& job : jobs) {
         // The same part of every job's way; one that has fewer steps is sampled more than once.
         const auto step = job->train.Step(1 + (2 * i + 1) * job->steps_total() / (2 * run.steps));
-        const int32_t left = static_cast<int32_t>(step.size()) - first;
-        if (left <= 0) continue;
-        engine::PassJob share;
-        share.job_id = job->id;
-        share.lora = job->shape.lora;
-        share.numeric = job->numeric;
-        SOUP_ASSIGN_OR_RETURN(share.items,
-                              engine::MakePassItems(step, job->numeric, first,
-                                                    std::min(micro_batches, left), /*train=*/true));
+        if (first >= static_cast<int32_t>(step.size())) continue;
+        SOUP_ASSIGN_OR_RETURN(engine::PassJob share,
+                              ShareOf(*job, step, first, micro_batches, /*train=*/true));
         pass.push_back(std::move(share));
       }
       if (pass.empty()) break;
@@ -103,8 +111,8 @@ absl::StatusOr<SetPlan> PlanSet(const std::vector<std::shared_ptr<const Prepared
       continue;
     }
     if (best.ok() && plan->step.step_seconds >= best->step.step_seconds * kShorter) continue;
-    best = SetPlan{plan->largest.placement,    m,          plan->largest.arena_bytes(),
-                   plan->largest.host_bytes(), plan->step, (most + m - 1) / m};
+    best = SetPlan{plan->largest.placement, m, plan->largest.arena_bytes(),
+                   plan->largest.host_bytes(), plan->step};
   }
   return best;
 }
@@ -137,23 +145,17 @@ absl::StatusOr<soup::worker::v1::RunPass> PassPlanner::MakePass(
   std::vector<engine::PassJob> jobs;
   for (const PassMember& member : members) {
     const PreparedJob& job = *member.job;
-    const std::vector<engine::MicroBatch> step = MicroBatchesAt(job, member.cursor);
-    const int32_t left = static_cast<int32_t>(step.size()) - member.cursor.micro_batch;
-    const int32_t count = std::min(plan.micro_batches_a_pass, left);
-    engine::PassJob pass_job;
-    pass_job.job_id = job.id;
-    pass_job.lora = job.shape.lora;
-    pass_job.numeric = job.numeric;
-    SOUP_ASSIGN_OR_RETURN(pass_job.items,
-                          engine::MakePassItems(step, job.numeric, member.cursor.micro_batch, count,
-                                                /*train=*/!member.cursor.score));
-    jobs.push_back(std::move(pass_job));
+    SOUP_ASSIGN_OR_RETURN(
+        engine::PassJob share,
+        ShareOf(job, MicroBatchesAt(job, member.cursor), member.cursor.micro_batch,
+                plan.micro_batches_a_pass, /*train=*/!member.cursor.score));
     soup::worker::v1::WorkItem* item = pass.add_items();
     item->set_job_id(job.id);
     item->set_step(member.cursor.step);
     item->set_first_micro_batch(member.cursor.micro_batch);
-    item->set_micro_batches(count);
+    item->set_micro_batches(static_cast<int32_t>(share.items.size()));
     item->set_score(member.cursor.score);
+    jobs.push_back(std::move(share));
   }
   const PreparedJob& first = *members.front().job;
   pass.set_base_key(first.base_key);

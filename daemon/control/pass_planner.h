@@ -31,7 +31,6 @@ struct SetPlan {
   int64_t arena_bytes = 0;           // of the largest pass: held throughout
   int64_t host_bytes = 0;            // that it keeps in pinned host memory: held too
   engine::Forecast step;             // predicted, mean of steps as the jobs make them
-  int32_t passes_a_step = 1;         // at most
 };
 
 // Where a job stands: the next micro-batch of its next step, or of the validation after `step`.

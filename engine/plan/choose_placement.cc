@@ -20,10 +20,6 @@ constexpr int32_t kHostGridSteps = 8;  // of the same where others keep in host 
 constexpr int32_t kHeadGridSteps = 4;  // of head slices that stay
 constexpr int kMostRefinements = 64;
 constexpr int kMostRetreats = 256;
-// Passes smaller than the one that is planned run under its placement. Where layers keep different
-// things the layout of a smaller one may be larger than that of the larger by up to this part
-// (tests/engine/plan/memory_plan_test.cc): room for it is left when there is any.
-constexpr int64_t kLayoutSlack = 512;
 // A placement must be so much better than one found before it: those with fewer moving parts come
 // first.
 constexpr double kBetter = 1 - 1e-6;
@@ -36,10 +32,6 @@ bool UsesHost(const Placement& p) {
 }
 
 bool OnDevice(const std::vector<PassJob>& jobs) { return jobs.front().numeric.backend != "cpu"; }
-
-int32_t LeastSlots(const ModelSpec& model) {
-  return static_cast<int32_t>(std::min<int64_t>(2, model.layers));
-}
 
 // 0 .. layers in at most `steps` even steps.
 std::vector<int32_t> Grid(int64_t layers, int32_t steps) {
@@ -183,7 +175,7 @@ class Chooser {
       return s.device >= 0 && s.host >= 0 && s.device + s.host <= layers_;
     };
     if (!possible(p.attention) || !possible(p.mlp)) return absl::OkStatus();
-    p.slots = LeastSlots(model_);
+    p.slots = LeastSlots(layers_);
     p.resident_layers = 0;
     p.head_resident = p.optimizer_host = false;
     p.head_slices = 0;
@@ -201,9 +193,9 @@ class Chooser {
         const int64_t need = least + PersistentBytes(p) - base.persistent_bytes;
         if (need > limits_.device_bytes) continue;
         const int64_t more = (limits_.device_bytes - need) / slab_bytes_;
-        p.slots = static_cast<int32_t>(std::min<int64_t>(layers_, LeastSlots(model_) + more));
+        p.slots = static_cast<int32_t>(std::min<int64_t>(layers_, LeastSlots(layers_) + more));
         SOUP_RETURN_IF_ERROR(ConsiderResident(p));
-        p.slots = LeastSlots(model_);
+        p.slots = LeastSlots(layers_);
       }
     }
     return absl::OkStatus();
@@ -234,7 +226,7 @@ class Chooser {
     const auto known = persistent_.find({head, p.optimizer_host});
     if (known != persistent_.end()) return known->second;
     Placement plain;
-    plain.slots = LeastSlots(model_);
+    plain.slots = LeastSlots(layers_);
     plain.head_resident = p.head_resident;
     plain.head_slices = p.head_slices;
     plain.optimizer_host = p.optimizer_host;
@@ -244,7 +236,7 @@ class Chooser {
 
   // One step towards less memory; false: there is none.
   bool Retreat(Placement& p) const {
-    if (p.slots > LeastSlots(model_)) {
+    if (p.slots > LeastSlots(layers_)) {
       if (p.slots == layers_) {
         p.resident_layers = std::max(0, p.slots - 3);
       } else if (p.resident_layers > 0) {
@@ -290,7 +282,7 @@ absl::StatusOr<int64_t> MinimumArenaBytes(const ModelSpec& model, BaseFormat for
     for (const bool head_resident : {false, true}) {
       for (const bool host : {false, true}) {
         Placement placement;
-        placement.slots = LeastSlots(model);
+        placement.slots = LeastSlots(model.layers);
         Retain(retention, &placement);
         placement.head_resident = head_resident;
         if (host && (jobs.empty() || !OnDevice(jobs))) continue;
@@ -309,7 +301,7 @@ absl::StatusOr<MemoryPlan> ChoosePlacement(const ModelSpec& model, BaseFormat fo
                                            const MachineProfile& profile) {
   // Refuses what no placement could make possible.
   Placement least;
-  least.slots = LeastSlots(model);
+  least.slots = LeastSlots(model.layers);
   SOUP_RETURN_IF_ERROR(PlanMemory(model, format, jobs, least).status());
   for (const int64_t margin : {limits.device_bytes / kLayoutSlack, int64_t{0}}) {
     PlacementLimits within = limits;

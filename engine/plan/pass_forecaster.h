@@ -26,6 +26,11 @@ inline double PlacementCost(const Forecast& f) {
   return f.step_seconds + kStallWeight * f.stall_seconds;
 }
 
+// Passes smaller than the one that is planned run under its placement. Where layers keep different
+// things the layout of a smaller one may be larger than that of the larger by up to this part
+// (tests/engine/plan/memory_plan_test.cc): room for it is left when there is any.
+inline constexpr int64_t kLayoutSlack = 512;
+
 class PassForecaster {
  public:
   // Borrows `model`.

@@ -73,6 +73,9 @@ Placement NormalPlacement(const Placement& placement, int64_t layers);
 Placement CanonicalPlacement(Placement placement, int64_t layers);
 Home HomeOf(const LayerSplit& split, int64_t layers, int64_t layer);
 
+// The fewest slots that a model of so many layers runs with.
+inline int32_t LeastSlots(int64_t layers) { return layers < 2 ? static_cast<int32_t>(layers) : 2; }
+
 // Consecutive layers that keep the same.
 struct LayerBand {
   int64_t first = 0;

@@ -18,8 +18,6 @@ constexpr double kTriedQuantiles[] = {0.5, 0.9};
 // Another home for the weights must be so much better than the largest pass's own choice, which
 // rests on fewer forecasts.
 constexpr double kBetter = 0.99;
-// As in choose_placement.cc: a smaller pass's layout may be a little larger.
-constexpr int64_t kLayoutSlack = 512;
 constexpr int kMostCuts = 64;
 constexpr double kUsefulShare = 0.99;
 
@@ -51,8 +49,9 @@ class RunChooser {
   }
 
   absl::StatusOr<RunPlan> Choose(MemoryPlan first) {
-    SOUP_ASSIGN_OR_RETURN(RunPlan best, Tell(std::move(first)));
-    if (AllAlike() || Settled(best)) return best;
+    SOUP_ASSIGN_OR_RETURN(Told told, Tell(std::move(first)));
+    if (AllAlike() || Settled(told)) return std::move(told.plan);
+    RunPlan best = std::move(told.plan);
     std::vector<Placement> homes = {best.largest.placement};
     for (const double quantile : kTriedQuantiles) {
       const auto chosen =
@@ -63,14 +62,21 @@ class RunChooser {
       for (const Placement& p : Retentions(home, homes.front())) {
         const std::optional<MemoryPlan> fitted = Fit(p);
         if (!fitted.has_value()) continue;
-        SOUP_ASSIGN_OR_RETURN(RunPlan plan, Tell(*fitted));
-        if (PlacementCost(plan.step) < kBetter * PlacementCost(best.step)) best = std::move(plan);
+        SOUP_ASSIGN_OR_RETURN(Told other, Tell(*fitted));
+        if (PlacementCost(other.plan.step) < kBetter * PlacementCost(best.step)) {
+          best = std::move(other.plan);
+        }
       }
     }
     return best;
   }
 
  private:
+  struct Told {
+    RunPlan plan;
+    bool all_kept = true;  // on the device, by every sampled pass
+  };
+
   bool AllAlike() const {
     return std::all_of(run_.sampled.begin(), run_.sampled.end(), [this](const auto& pass) {
       return TokensOf(pass) == TokensOf(run_.largest);
@@ -79,8 +85,9 @@ class RunChooser {
 
   // Nothing is left to win: no sampled pass makes anything again or has any in host memory, and
   // copies keep nobody waiting.
-  bool Settled(const RunPlan& plan) const {
-    return all_kept_ && plan.step.stall_seconds < (1 - kBetter) * plan.step.step_seconds;
+  static bool Settled(const Told& told) {
+    const Forecast& step = told.plan.step;
+    return told.all_kept && step.stall_seconds < (1 - kBetter) * step.step_seconds;
   }
 
   size_t PassAt(double quantile) const {
@@ -117,7 +124,6 @@ class RunChooser {
   std::optional<MemoryPlan> Fit(const Placement& wanted) const {
     Placement p = NormalPlacement(wanted, model_.layers);
     const int64_t slab = ArenaRoundUp(MakeLayerLayout(model_, format_).bytes);
-    const auto least = static_cast<int32_t>(std::min<int64_t>(2, model_.layers));
     for (int i = 0; i < kMostCuts; ++i) {
       const absl::StatusOr<MemoryPlan> plan = PlanMemory(model_, format_, run_.largest, p);
       if (!plan.ok() || plan->host_bytes() > limits_.host_bytes) return std::nullopt;
@@ -128,7 +134,7 @@ class RunChooser {
         return kept.ok() ? std::optional<MemoryPlan>(*kept) : std::nullopt;
       }
       const auto cut = static_cast<int32_t>(std::min<int64_t>((over + slab - 1) / slab, p.slots));
-      if (p.slots - cut < least) return std::nullopt;
+      if (p.slots - cut < LeastSlots(model_.layers)) return std::nullopt;
       p.slots -= cut;
       p.resident_layers = std::max(0, std::min(p.resident_layers, p.slots - 2));
     }
@@ -136,10 +142,10 @@ class RunChooser {
   }
 
   // Mean of the sampled steps under the plan of the largest pass, whose arena is held.
-  absl::StatusOr<RunPlan> Tell(MemoryPlan largest) {
-    RunPlan plan;
+  absl::StatusOr<Told> Tell(MemoryPlan largest) {
+    Told told;
+    Forecast& mean = told.plan.step;
     double tokens = 0;
-    all_kept_ = true;
     const auto steps = static_cast<double>(run_.steps);
     for (size_t i = 0; i < run_.sampled.size(); ++i) {
       SOUP_ASSIGN_OR_RETURN(
@@ -147,20 +153,18 @@ class RunChooser {
           KeepMore(model_, format_, run_.sampled[i], largest.placement, largest.arena_bytes()));
       SOUP_ASSIGN_OR_RETURN(const Forecast f,
                             forecasters_[i].Run(NormalPlacement(pass.placement, model_.layers)));
-      all_kept_ = all_kept_ && pass.placement.attention.device == kAllLayers &&
-                  pass.placement.mlp.device == kAllLayers && !pass.placement.boundaries_host;
-      plan.step.step_seconds += f.step_seconds / steps;
-      plan.step.copy_seconds += f.copy_seconds / steps;
-      plan.step.stall_seconds += f.stall_seconds / steps;
-      plan.step.copy_bytes += f.copy_bytes / run_.steps;
-      plan.step.offload_bytes += f.offload_bytes / run_.steps;
+      told.all_kept = told.all_kept && pass.placement.attention.device == kAllLayers &&
+                      pass.placement.mlp.device == kAllLayers && !pass.placement.boundaries_host;
+      mean.step_seconds += f.step_seconds / steps;
+      mean.copy_seconds += f.copy_seconds / steps;
+      mean.stall_seconds += f.stall_seconds / steps;
+      mean.copy_bytes += f.copy_bytes / run_.steps;
+      mean.offload_bytes += f.offload_bytes / run_.steps;
       tokens += f.tokens_per_second * f.step_seconds / steps;
     }
-    if (plan.step.step_seconds > 0) {
-      plan.step.tokens_per_second = tokens / plan.step.step_seconds;
-    }
-    plan.largest = std::move(largest);
-    return plan;
+    if (mean.step_seconds > 0) mean.tokens_per_second = tokens / mean.step_seconds;
+    told.plan.largest = std::move(largest);
+    return told;
   }
 
   const ModelSpec& model_;
@@ -169,7 +173,6 @@ class RunChooser {
   PlacementLimits limits_;
   const MachineProfile& profile_;
   std::vector<PassForecaster> forecasters_;
-  bool all_kept_ = false;  // by what was told last
 };
 
 }  // namespace

@@ -245,19 +245,7 @@ struct ForwardPass {
 __global__ void __launch_bounds__(ForwardShared::kThreads, 1)
     ForwardKernel(const __grid_constant__ ForwardParams p) {
 #if SOUP_ON_HOPPER
-  extern __shared__ unsigned char shared[];
-  const ForwardPass pass(p, shared);
-  if (threadIdx.x == 0) pass.InitBarriers();
-  __syncthreads();
-  BeginBehind();
-  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x & 127;
-  if (warpgroup == 0) {
-    GiveRegisters<40>();
-    if (thread == 0) pass.BringTiles();
-  } else {
-    TakeRegisters<232>();
-    pass.Multiply(warpgroup - 1, thread);
-  }
+  BringAndMultiply<ForwardPass>(p);
 #endif
 }
 

@@ -63,6 +63,24 @@ __device__ __forceinline__ void StoreSums(const float (&d)[64], float scale, uin
   }
 }
 
+// The body of a kernel of three warpgroups: one brings, by one thread, what two multiply.
+template <typename Pass, typename Params>
+__device__ __forceinline__ void BringAndMultiply(const Params& p) {
+  extern __shared__ unsigned char shared[];
+  const Pass pass(p, shared);
+  if (threadIdx.x == 0) pass.InitBarriers();
+  __syncthreads();
+  BeginBehind();
+  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x & 127;
+  if (warpgroup == 0) {
+    GiveRegisters<40>();
+    if (thread == 0) pass.BringTiles();
+  } else {
+    TakeRegisters<232>();
+    pass.Multiply(warpgroup - 1, thread);
+  }
+}
+
 // Sine and cosine of an angle of up to some 10^6: turns taken off in three parts, then the card's
 // own for what is left. Good to 2^-18.
 __device__ __forceinline__ void SineCosine(float x, float* sine, float* cosine) {

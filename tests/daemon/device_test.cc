@@ -29,6 +29,15 @@ std::string Records() {
   return ReadFileOrEmpty(TestData("cases/17-save-on-full-disk/train.jsonl"));
 }
 
+// A script in `dir` that runs soup-worker after these lines of sh, which may change "$@".
+std::string WorkerBehind(const std::string& dir, const std::string& lines) {
+  const std::string script = dir + "/worker";
+  std::ofstream(script) << "#!/bin/sh\n"
+                        << lines << "\nexec " << Program("soup-worker") << " \"$@\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  return script;
+}
+
 // ---- which device ----
 
 TEST(DeviceTest, ACardThatIsNotThereIsToldAndSoupdStaysUp) {
@@ -195,12 +204,10 @@ TEST(DeviceTest, ADeviceLostThreeTimesPausesTheJob) {
 TEST(DeviceTest, AJobBegunOnAnotherMachineWaitsForIt) {
   if (BackendForTests() != "cpu") GTEST_SKIP() << "plays the other machine on the CPU";
   TempDir dir;
-  const std::string other = dir.path() + "/other", script = dir.path() + "/worker";
-  std::ofstream(script) << "#!/bin/sh\n[ ! -e " << other
-                        << " ] || export OPENBLAS_CORETYPE=Nehalem\n"
-                        << "exec " << Program("soup-worker") << " \"$@\"\n";
-  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
-  Harness h({.flags = {"--worker-binary=" + script}});
+  const std::string other = dir.path() + "/other";
+  const std::string worker =
+      WorkerBehind(dir.path(), "[ ! -e " + other + " ] || export OPENBLAS_CORETYPE=Nehalem");
+  Harness h({.flags = {"--worker-binary=" + worker}});
   ASSERT_TRUE(h.Start().ok());
   JobSpec spec = h.Spec("calm", Records());
   spec.mutable_training()->set_epochs(40);
@@ -241,13 +248,12 @@ TEST(DeviceTest, AJobBegunOnAnotherMachineWaitsForIt) {
 TEST(DeviceTest, AJobGoesOnWithAnotherNumberOfThreads) {
   if (BackendForTests() != "cpu") GTEST_SKIP() << "threads are the CPU backend's";
   TempDir dir;
-  const std::string other = dir.path() + "/other", script = dir.path() + "/worker";
-  std::ofstream(script) << "#!/bin/sh\nfor flag in \"$@\"; do\n  shift\n  [ ! -e " << other
-                        << " ] || case $flag in --cpu-threads=*) flag=--cpu-threads=3;; esac\n"
-                        << "  set -- \"$@\" \"$flag\"\ndone\n"
-                        << "exec " << Program("soup-worker") << " \"$@\"\n";
-  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
-  Harness h({.flags = {"--worker-binary=" + script}});
+  const std::string other = dir.path() + "/other";
+  const std::string worker = WorkerBehind(
+      dir.path(), "for flag in \"$@\"; do\n  shift\n  [ ! -e " + other +
+                      " ] || case $flag in --cpu-threads=*) flag=--cpu-threads=3;; esac\n"
+                      "  set -- \"$@\" \"$flag\"\ndone");
+  Harness h({.flags = {"--worker-binary=" + worker}});
   ASSERT_TRUE(h.Start().ok());
   JobSpec spec = h.Spec("calm", Records());
   spec.mutable_training()->set_epochs(40);

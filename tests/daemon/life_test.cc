@@ -302,6 +302,7 @@ TEST(LifeTest, ASmallBudgetTakesMorePassesAndGivesTheSameBits) {
   EXPECT_EQ(on_device, plan.arena_bytes());
   EXPECT_THAT(plan.placement(), HasSubstr("slots="));
   EXPECT_GE(plan.passes_a_step(), 1);
+  EXPECT_LE(plan.passes_a_step(), plan.micro_batches());
   if (plan.next_budget_bytes() > 0) {
     EXPECT_GT(plan.next_budget_bytes(), plan.budget_bytes());
     EXPECT_LE(plan.next_step_seconds(), 0.99 * plan.predicted_step_seconds());
@@ -321,6 +322,24 @@ TEST(LifeTest, ASmallBudgetTakesMorePassesAndGivesTheSameBits) {
   EXPECT_EQ(failed.state(), soup::v1::FAILED);
   EXPECT_EQ(failed.reason(), soup::v1::OUT_OF_MEMORY);
   EXPECT_THAT(failed.message(), HasSubstr(std::to_string(plan.minimum_bytes())));
+}
+
+// What a validation takes says nothing of a step: here it has many micro-batches, a step one.
+TEST(LifeTest, PassesAStepAreThoseOfTraining) {
+  Harness h;
+  ASSERT_TRUE(h.Start().ok());
+  JobSpec spec = h.Spec("validates", Records());
+  spec.mutable_data()->set_packing(false);
+  spec.mutable_data()->set_validation_fraction(0.5);
+  spec.mutable_training()->set_batch_size(1);
+  auto plan = h.TryPlan(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->micro_batches(), 1);
+  spec.mutable_resources()->set_vram_bytes(plan->minimum_bytes());
+  plan = h.TryPlan(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(plan->fits()) << plan->verdict();
+  EXPECT_EQ(plan->passes_a_step(), 1);
 }
 
 // A run of one step under a warm-up has learning rate 0: told before anything is trained.
